@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,11 @@ WRITTEN = (
 
 @contextlib.contextmanager
 def claimed(folder: Path, fresh: bool) -> Iterator[None]:
-    """Hold the run folder for this process alone; `fresh` moves an old one aside and never deletes results."""
+    """Hold the run folder for this process alone; `fresh` moves an old one aside and never deletes results.
+
+    If a new run is refused before anything is computed, the folder is afterwards as it was before.
+    """
+    aside: Path | None = None
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file: a run needs a folder. Choose another with {OUT}.")
     if fresh and folder.exists() and any(folder.iterdir()):
@@ -44,18 +48,30 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
             pass
         stamp = time.strftime("%Y%m%d-%H%M%S")
         names = (f"{folder.name}.{stamp}{suffix}" for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
-        folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
+        aside = folder.rename(next(path for path in map(folder.with_name, names) if not path.exists()))
     if not (folder / "run.db").exists() and _has_checkpoints(folder):  # opening the store would make an empty one
         raise StoreError(
             f"{folder} has checkpoints, but no run.db that says of which experiment. Put it back, or use {FRESH} to "
             "start over (the old folder is kept beside it)."
         )
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    before = {path.name for path in folder.iterdir()} if folder.exists() else set()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreError(f"The run's folder {folder} cannot be made: {error}.") from error
-    with locked(folder):
-        yield
+    try:
+        with locked(folder):
+            yield
+    except InputError:
+        if "run.db" not in before and not _has_results(folder):
+            _delete(path for path in (*_written(folder), folder / ".lock") if path.name not in before)
+            with contextlib.suppress(OSError):  # something else is in it
+                for path in missing:
+                    path.rmdir()
+                if aside is not None:
+                    aside.rename(folder)
+        raise
 
 
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
@@ -73,18 +89,27 @@ def remove(folder: Path) -> list[Path]:
     with locked(folder):
         with Store(folder, read_only=True) as store:
             pictures = [f"{row['metric']}.png" for row in store.rows("metrics")]
-        named = [folder / name for name in ("generations.png", *pictures, *WRITTEN)]
-        patterns = preprocessing_file(folder, "*").name, checkpoint.frozen_file(folder, "*").name
-        for path in (*(found for pattern in patterns for found in folder.glob(pattern)), *named):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
+        _delete([*(folder / name for name in ("generations.png", *pictures)), *_written(folder)])
     (folder / ".lock").unlink(missing_ok=True)  # now, because some systems do not delete a file that is open
     kept = sorted(folder.iterdir())
     if not kept:
         folder.rmdir()
     return kept
+
+
+def _written(folder: Path) -> list[Path]:
+    """Return what fedloom writes into a run's folder besides pictures, whether it is there or not."""
+    patterns = preprocessing_file(folder, "*").name, checkpoint.frozen_file(folder, "*").name
+    found = [path for pattern in patterns for path in folder.glob(pattern)]
+    return [*found, *(folder / name for name in WRITTEN)]
+
+
+def _delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def irreplaceable(folder: Path) -> dict[str, bool]:
@@ -152,6 +177,16 @@ def check_same_data(store: Store, federation: Federation, seed: int) -> None:
 
 def _described(plan: Plan) -> Any:
     return json.loads(json.dumps(plan.description(), default=str))
+
+
+def _has_results(folder: Path) -> bool:
+    """Whether a run computed a round, or has what it cannot be run again without."""
+    if _has_checkpoints(folder) or any(irreplaceable(folder).values()):
+        return True
+    if not (folder / "run.db").exists():
+        return False
+    with Store(folder, read_only=True) as store:
+        return bool(store.rows("rounds"))
 
 
 def _has_checkpoints(folder: Path) -> bool:

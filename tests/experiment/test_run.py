@@ -147,19 +147,52 @@ def test_numbers_and_tables_of_a_call_are_checked(federation: fl.Federation, tas
         run(federation, task, tmp_path, cohort={"count": 2})
 
 
-def test_a_run_that_is_refused_has_failed(
+def refuse(*_: object) -> None:
+    raise InputError("there is no file x.csv")
+
+
+def test_a_run_that_is_refused_leaves_nothing(
     federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise InputError("there is no file x.csv")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "experiment.toml").write_text("# mine")
+    (tmp_path / "mine" / "figures").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr("fedloom.experiment.run.open_worker_groups", refuse)
+        for folder in ("runs/new", "mine"):
+            with pytest.raises(InputError):
+                run(federation, task, tmp_path / folder)
+    kept = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert kept == ["mine", "mine/experiment.toml", "mine/figures"]
+    with pytest.raises(InputError, match="does not take the data"):
+        run(federation, fl.Task("digits_mlp"), tmp_path / "runs" / "wrong")
+    assert not (tmp_path / "runs").exists()
 
+
+def test_a_refusal_to_start_over_puts_the_old_folder_back(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    done = run(federation, task, folder, rounds=1)
+    with monkeypatch.context() as patched:
+        patched.setattr("fedloom.experiment.run.open_worker_groups", refuse)
+        with pytest.raises(InputError):
+            run(federation, task, folder, rounds=1, fresh=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert fl.load(folder).weights_sha256 == done.weights_sha256
+
+
+def test_a_run_that_is_refused_in_a_folder_of_its_own_has_failed(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(federation, task, tmp_path, should_stop=lambda: True)
     with monkeypatch.context() as patched:
         patched.setattr("fedloom.experiment.run.open_worker_groups", refuse)
         with pytest.raises(InputError):
             run(federation, task, tmp_path)
     result = fl.load(tmp_path)
     assert result.status == "failed"
-    assert {cell.error for cell in result.runs} == {"there is no file x.csv"}
+    assert "there is no file x.csv" in {cell.error for cell in result.runs}
     assert run(federation, task, tmp_path, rounds=1).status == "done"
 
 
