@@ -160,6 +160,11 @@ def metric(name: str) -> Metric:
         return Metric(name, scores=ranking, summary=summary, range=SHARE)
     if found := re.fullmatch(rf"({'|'.join(FORMULAS)}){AVERAGES}", name):
         return Metric(name, scores=decisions, summary=partial(decided, found[1], _average(found)), range=SHARE)
+    if found := re.fullmatch(rf"({'|'.join((*RANKED, *FORMULAS))})_of_(\D+.*)", name):
+        raise InputError(
+            f"There is no metric '{name}'. Write the number of the class, counted from 0, as in '{found[1]}_of_2': "
+            "`fedloom data describe` lists the classes in their order; or your own as 'file.py:name'."
+        )
     raise unknown("metric", name, EXAMPLES, "with other numbers in them, or your own as 'file.py:name'")
 
 

@@ -162,6 +162,11 @@ def test_names_with_wrong_endings_are_refused(name: str) -> None:
         metrics.metric(name)
 
 
+def test_a_class_is_named_by_its_number() -> None:
+    with pytest.raises(InputError, match=r"no metric 'recall_of_dead'\. Write the number .*'recall_of_2': .*describe"):
+        metrics.metric("recall_of_dead")
+
+
 def test_shares_and_percentages() -> None:
     assert all(map(metrics.is_percentage, ["accuracy", "top_5", "f1", "recall_of_12", "f1_macro", "specificity_at_90"]))
     assert not any(map(metrics.is_percentage, ["auroc", "mse", "r2", "f1_something"]))

@@ -194,7 +194,8 @@ def predict(
             csv.writer(out).writerows(rows)
         print(to)
     of_client = f" of client {client}" if client else ""
-    say(f"Model: {cell.algorithm}, seed {cell.seed}{of_client}, after {cell.rounds} rounds.")
+    rounds = f"{cell.rounds} round" + ("" if cell.rounds == 1 else "s")
+    say(f"Model: {cell.algorithm}, seed {cell.seed}{of_client}, after {rounds}.")
 
 
 @command(app)

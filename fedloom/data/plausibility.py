@@ -77,8 +77,9 @@ def spelt_differently(columns: Iterable[Column]) -> Iterator[str]:
     for column in columns:
         if groups := same_meaning(column.categories):
             shown = "; ".join(", ".join(group) for group in groups[:5])
+            apart = "have separate embeddings" if column.embedded else "are separate features"
             yield (
-                f"{column.name} has categories that may mean the same and are separate features: {shown}. If so, spell "
+                f"{column.name} has categories that may mean the same and {apart}: {shown}. If so, spell "
                 "them alike in all files."
             )
 

@@ -251,7 +251,8 @@ def run(app: Path, grid: Grid, config: Any) -> None:
         flower_run = FlowerRun(experiment, folder, grid, tell)
         result = flower_run.run(Lines())
         for one in result.runs:
-            tell(f"{one.algorithm} (seed {one.seed}): {one.status} after {one.rounds} rounds, {one.weights_sha256}")
+            rounds = f"{one.rounds} round" + ("" if one.rounds == 1 else "s")
+            tell(f"{one.algorithm} (seed {one.seed}): {one.status} after {rounds}, {one.weights_sha256}")
         tell(f"Results: {folder}")
         tell(f"Report: {result.report()}")
     except FedloomError as error:

@@ -264,8 +264,8 @@ def _small_tests(run: RunData) -> Iterator[str]:
     sizes = [client["test"] for client in run.clients]
     small = sum(0 < size < SMALL_TEST for size in sizes)
     if small:
-        have = "client has" if small == 1 else "clients have"
-        yield say("caution", "small_tests", small=small, all=len(sizes), have=have, needed=SMALL_TEST)
+        words = {"clients": "client" if len(sizes) == 1 else "clients", "have": "has" if small == 1 else "have"}
+        yield say("caution", "small_tests", small=small, all=len(sizes), needed=SMALL_TEST, **words)
 
 
 def _no_better_than_guessing(run: RunData) -> Iterator[str]:

@@ -285,7 +285,8 @@ class Result:
     ) -> Any:
         """Predict new examples: a data frame gives a data frame, an array of examples a dict of columns.
 
-        For classes, the columns are `prediction` and `probability CLASS`; for a regression, `prediction`.
+        For classes, the columns are `prediction` and `probability CLASS`; for a regression, `prediction`. The data
+        frame has the index of yours, and none of its columns: `rows.join(…)` puts both together.
         """
         from fedloom.results.prediction import predict
 

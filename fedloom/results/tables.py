@@ -180,7 +180,8 @@ def verdict(found: Sequence[Difference], metric: MetricInfo) -> Iterator[str]:
     if not any(each.spread.count > 1 for each in found):
         yield say("differences", "one_seed")
         return
-    yield say("differences", "together", pairs=pairs, clear=sum(each.clear for each in found))
+    clear = sum(each.clear for each in found)
+    yield say("differences", "together", pairs=pairs, clear=clear, differ="differs" if clear == 1 else "differ")
     ranked = any(each.rank_p is not None for each in found)
     yield say("differences", "rank_test" if ranked else "no_rank_test", needed=seeds_for_a_rank_test(len(found)))
     for each in found if len(found) <= MOST_SENTENCES else ():

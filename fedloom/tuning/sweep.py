@@ -308,7 +308,8 @@ def sweep(
         record = json.loads(decision.read_text())
         for trial in trials:
             if trial.place in record["pruned"]:
-                trial.pruned, trial.error = True, f"behind after {record['after']} rounds: not run to the end"
+                after = f"{record['after']} round" + ("s" if record["after"] > 1 else "")
+                trial.pruned, trial.error = True, f"behind after {after}: not run to the end"
                 trial.result = Result.read(folder / "settings" / trial.place)
     if not train(None, fresh):
         return None

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fedloom.data.build import divided, federate
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.plausibility import same_meaning, suspicions, units_of_sites, unusual
-from fedloom.data.preprocessing import Preprocessing, columns_named
+from fedloom.data.plausibility import same_meaning, spelt_differently, suspicions, units_of_sites, unusual
+from fedloom.data.preprocessing import Column, Preprocessing, columns_named
 from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import parse
@@ -216,6 +216,8 @@ def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
         "ward has categories that may mean the same and are separate features: ICU, icu; day care, day-care",
         "smoker has categories that may mean the same and are separate features: True, yes",
     ]
+    (ward,) = spelt_differently([Column(name="ward", categories=("ICU", "icu"), embedded=True)])
+    assert "may mean the same and have separate embeddings: ICU, icu." in ward
 
 
 def test_letters_are_not_taken_for_yes_and_no() -> None:

@@ -40,6 +40,8 @@ def test_the_small_comparison_has_few_seeds_one_partition_and_small_test_splits(
     by_column = cautions(with_description(run, data={"split_column": "part"}))
     assert any("The column 'part' fixes the split." in text for text in by_column)
     assert "4 of 4 clients have fewer than 10 test examples: their own numbers are coarse." in found
+    sizes = [{**client, "test": 5 if place == 0 else 50} for place, client in enumerate(run.clients)]
+    assert any(text.startswith("1 of 4 clients has fewer than 10") for text in cautions(replace(run, clients=sizes)))
     assert not any("not finished" in text.lower() or "secure aggregation" in text for text in found)
 
 

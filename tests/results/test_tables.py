@@ -30,7 +30,7 @@ def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> Non
 def test_the_verdict_counts_clear_differences_and_says_what_a_rank_test_needs() -> None:
     better = {seed: 0.9 + 0.001 * seed for seed in range(1, 7)}
     found = differences({"a": better, "b": dict.fromkeys(range(1, 7), 0.5)})
-    assert next(verdict(found, ACCURACY)).startswith("Of 1 pair, 1 differ clearly")
+    assert next(verdict(found, ACCURACY)).startswith("Of 1 pair, 1 differs clearly")
     assert "The rank test is Wilcoxon's" in " ".join(verdict(found, ACCURACY))
     few = differences({"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}})
     sentences = list(verdict(few, ACCURACY))
