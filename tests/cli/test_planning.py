@@ -232,7 +232,7 @@ def test_check_finds_errors_in_your_own_algorithm(folder: Path) -> None:
         "    def correct(self, step, shared, own):\n        return shared['nothing']\n"
     )
     mine = 'algorithm={mine={name="mine.py:Mine"}}'
-    done = fedloom("check", "small.toml", "--set", mine, folder=folder, code=1)
+    done = fedloom("check", "small.toml", "--set", mine, folder=folder, code=2)
     assert (
         "A rehearsal with 20 examples failed. Round 1, client '0', local training, step 1 of 1: KeyError" in done.stderr
     )
