@@ -240,6 +240,6 @@ def test_check_finds_errors_in_your_own_algorithm(folder: Path) -> None:
         r"\n  mine\.py, line 6, in correct\n(.*\n)*  >    6 \|         return shared\['nothing'\]", done.stderr
     )
     assert "Traceback" not in done.stderr
-    whole = fedloom("-v", "check", "small.toml", "--set", mine, folder=folder, code=1)
+    whole = fedloom("-v", "check", "small.toml", "--set", mine, folder=folder, code=2)
     assert "Traceback (most recent call last)" in whole.stderr
     assert whole.stderr.endswith(done.stderr)
