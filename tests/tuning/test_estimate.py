@@ -119,14 +119,14 @@ def test_a_run_that_may_stop_in_any_round_measures_everybodys_tests_in_each(monk
 def test_compression_is_said_in_bytes() -> None:
     values: dict[str, Any] = {
         "data": {"source": "digits", "partition": {"name": "iid", "clients": 4}},
-        "algorithm": {"fedavg": {}, "peer": {}, "local": {}},
+        "algorithm": {"fedavg": {}, "snes": {}, "local": {}},
         "compress": {"up": {"name": "topk", "keep": 0.01}},
         "run": {"backend": "serial"},
     }
     found = estimate.estimate(experiment_file.parse(values))
     said = {line.split()[0]: line for line in found.lines()}
     assert " up and " in said["fedavg"].split(", instead of ")[1]
-    assert "finds no change of the model in its messages" in said["peer"]
+    assert "finds no change of the model in its messages" in said["snes"]
     assert said["local"] == "local sends nothing"
     up, plain = found.traffic_a_round["fedavg"], found.uncompressed_a_round["fedavg"]
     assert up is not None
