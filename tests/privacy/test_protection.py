@@ -18,10 +18,18 @@ from fedloom.privacy.protection import ClientGuard, Protection, check_plan
 from fedloom.privacy.secure.ring import Ring
 from fedloom.privacy.table import DpTable, PrivacyTable, SecureTable
 from fedloom.task import Task
+from fedloom.tree import Groups
 from tests.conftest import Dense
 from tests.conftest import federation as some_clients
 
 LOCAL = {"epsilon": 1.0, "clip": 1.0, "noise": "local"}
+
+
+class Forgetful(fl.FedAvg):
+    """The server sees each answer, and the class does not say linear = False."""
+
+    def round(self, state: Groups, cohort: Any) -> Groups:
+        return {"model": {name: leaf.mean(0) for name, leaf in cohort.map(self.client, state)["model"].items()}}
 
 
 @pytest.mark.parametrize("algorithm", [fl.Selective(), fl.FedAvg(rule="median"), fl.EvaluationWeighted()])
@@ -48,6 +56,12 @@ def test_an_algorithm_that_shows_each_update_is_refused(algorithm: fl.Algorithm)
         ({"dp": {"epsilon": 1.0}}, {}, fl.Peer(), r"mine \(peer\) has no sum at a server.*only noise = \"local\""),
         ({"dp": {"epsilon": 1.0}}, {}, fl.FedAvg(rule="median"), "Leave out the rule, or dp"),
         ({"secure_aggregation": {}}, {}, fl.Peer(), r"mine \(peer\) has no sum at a server"),
+        (
+            {"secure_aggregation": {}},
+            {},
+            Forgetful(weights="uniform"),
+            r"shows the server the update or score of each client \(.*test_protection.py, line \d+\)",
+        ),
         ({"secure_aggregation": {}}, {}, fl.FedAvg(), r"mine \(fedavg\) weighs clients by examples. Set weights"),
         ({"secure_aggregation": {}}, {}, fl.QFedAvg(), "Use another algorithm, such as fedavg"),
         ({"dp": LOCAL}, {}, fl.FedAvg(), r"mine \(fedavg\) weighs them by their data.* Set weights = \"uniform\""),

@@ -22,6 +22,7 @@ from fedloom.privacy.secure.session import Floors, Refusal, Session
 from fedloom.privacy.table import PrivacyTable, SecureTable
 from fedloom.privacy.words import BOUND_WEIGHTS, called, one_place
 from fedloom.tree import Groups, row
+from fedloom.user_code import calls, defined_at
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -33,20 +34,20 @@ UNBOUNDED = 2**40  # more examples than any client has
 
 def check_sums(algorithm: Algorithm, key: str, label: str = "") -> None:
     """Raise `InputError` if somebody sees more of an algorithm's clients than sums; `key` is the one of [privacy]."""
-    if algorithm.linear:
+    peers = calls(type(algorithm), "exchange")
+    if algorithm.linear and not peers and not calls(type(algorithm), "map"):
         return
     who = called(algorithm, label)
     start = f"[privacy] {key} protects sums over clients, and"
     if getattr(algorithm, "rule", None) is not None:
         raise InputError(f"{start} the rule of {who} judges each client's update. Leave out the rule, or {key}.")
-    has_server = "rule" in type(algorithm).model_fields
-    shown = "shows the server the update or score of each client"
-    if not has_server:
+    shown = f"shows the server the update or score of each client{defined_at(type(algorithm).round)}"
+    if peers:
         shown = "has no sum at a server: clients see each other's weights"
     advice = (
         f"Use an algorithm that needs only sums, such as fedavg, or move {who} into a file of its own without {key}."
     )
-    if not has_server and key == "dp":
+    if peers and key == "dp":
         advice += (
             ' Among peers, only noise = "local" is possible, in which each client adds noise to its own weights, and '
             'only if the peers do not score each other (weights = "uniform" or "metropolis").'
