@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from fedloom import __version__
 from fedloom.files import write_atomically
 from fedloom.results import figures, tables
-from fedloom.results.comparisons import Comparison, best_first, main_comparison, universal_comparison
+from fedloom.results.comparisons import PHASES, Comparison, best_first, main_comparison, universal_comparison
 from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.report_warnings import cautions
@@ -116,9 +116,11 @@ def result_in_words(run: RunData, pairs: bool = True) -> Iterator[str]:
         why = not_evaluated(run)
         yield f"The model {why}." if run.done and why else "No algorithm has finished with a measurement yet."
         return
-    for comparison in (main, universal_comparison(run, main.metric.name)):
-        if comparison is not None:
-            yield " ".join(_best_in_words(run, comparison, pairs))
+    yield " ".join(_best_in_words(run, main, pairs))
+    universal = universal_comparison(run, main.metric.name)
+    if universal is not None:
+        others = main.key in PHASES and best_first(run, universal)[0] != best_first(run, main)[0]
+        yield " ".join([*_best_in_words(run, universal, pairs), *([say("result", "two_tests")] if others else [])])
 
 
 def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> Iterator[str]:

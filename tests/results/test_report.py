@@ -292,3 +292,21 @@ def test_the_first_sentences_never_get_weaker_with_more_seeds(
     (before, wide), (after, narrow) = told(seeds), told(seeds + 1)
     assert after <= before
     assert narrow <= wide
+
+
+@pytest.mark.parametrize(
+    ("key", "best", "said"), [("test", "b", True), ("test", "a", False), ("server_test", "b", False)]
+)
+def test_it_says_why_the_universal_test_may_have_another_best_algorithm(
+    comparison: Path, monkeypatch: pytest.MonkeyPatch, key: str, best: str, said: bool
+) -> None:
+    accuracy = MetricInfo("accuracy", True, True)
+
+    def made(key: str, first: str) -> Comparison:
+        return Comparison(key, accuracy, {label: {1: 0.8 + 0.1 * (label == first)} for label in ("a", "b")})
+
+    monkeypatch.setattr(report, "main_comparison", lambda run: made(key, "a"))
+    monkeypatch.setattr(report, "universal_comparison", lambda run, metric: made("universal", best))
+    words = [*report.result_in_words(RunData.read(comparison))]
+    assert "everybody's" not in words[0]
+    assert ("depends on whose data" in words[1]) == said
