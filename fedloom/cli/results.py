@@ -193,9 +193,15 @@ def predict(
         with replacing(to, "file") as temporary, open(temporary, "w", newline="", encoding="utf-8") as out:
             csv.writer(out).writerows(rows)
         print(to)
-    of_client = f" of client {client}" if client else ""
     rounds = f"{cell.rounds} round" + ("" if cell.rounds == 1 else "s")
+    shared = client is not None and result.uses_global_model(cell, client)
+    of_client = f" of client {client}" if client is not None and not shared else ""
     say(f"Model: {cell.algorithm}, seed {cell.seed}{of_client}, after {rounds}.")
+    if shared:
+        scaled = (
+            " only says whose statistics scale the features" if predictor.preprocessing.clients else " has no effect"
+        )
+        say(f"{cell.algorithm} has one model for all clients: --client {client}{scaled}.")
 
 
 @command(app)
@@ -257,6 +263,10 @@ def export(
         print(path)
     if model and client is None:
         _say_what_is_missing(result)
+    if client is not None:
+        shared = dict.fromkeys(cell.algorithm for cell in result.runs if result.uses_global_model(cell, client))
+        for label in shared:
+            say(f"{label} has one model for all clients: the file of client {client} holds that one.")
 
 
 def _say_what_is_missing(result: Any) -> None:

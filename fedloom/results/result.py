@@ -271,6 +271,14 @@ class Result:
         cell = cell if isinstance(cell, CellResult) else self.cell(cell)
         return "model" in self._checkpoint(cell).snapshot.state
 
+    def uses_global_model(self, cell: CellResult, client: str) -> bool:
+        """Return whether a client's model is the one that all clients share."""
+        if not self.has_global_model(cell):
+            return False
+        (of_client,) = self.weights(cell.algorithm, cell.seed, client).values()
+        shared = self.weights(cell.algorithm, cell.seed)["model"]
+        return shared.keys() == of_client.keys() and all(shared[name].equal(of_client[name]) for name in shared)
+
     def preprocessing(self, seed: int) -> Preprocessing:
         """Return how examples were prepared for a seed's models."""
         self.cell(None, seed)  # raises if there is none

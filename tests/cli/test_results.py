@@ -276,6 +276,12 @@ def test_predict_answers_for_new_rows(
     told = capsys.readouterr()
     assert (told.out, told.err) == ("out.csv\n", "Model: local, seed 1 of client oslo, after 2 rounds.\n")
     assert (tmp_path / "out.csv").read_text().startswith("id,prediction,")
+    in_this_process("predict", "run", "new.csv", "--client", "oslo", monkeypatch=monkeypatch)
+    same = "fedavg has one model for all clients: --client oslo has no effect.\n"
+    assert capsys.readouterr().err == f"Model: fedavg, seed 1, after 2 rounds.\n{same}"
+    in_this_process("export", "run", "--model", "--client", "oslo", monkeypatch=monkeypatch)
+    same = "fedavg has one model for all clients: the file of client oslo holds that one.\n"
+    assert capsys.readouterr().err == same
     (tmp_path / "new.csv").write_text(new + "old,icu,1,c\n")
     in_this_process("predict", "run", "new.csv", "--to", "out.csv", monkeypatch=monkeypatch, code=2)
     assert "out.csv exists already. Choose another name, or use --force" in capsys.readouterr().err
