@@ -39,8 +39,8 @@ def cautions(run: RunData) -> list[str]:
 
 
 def about_numbers(run: RunData) -> list[str]:
-    """The cautions without which final numbers mislead: clients left out of a model, or means over other clients."""
-    return [caution for check in (_left_out, _incomparable) for caution in check(run)]
+    """The cautions without which final numbers mislead: the terminal shows them below its table."""
+    return [caution for check in (_left_out, _diverged, _incomparable) for caution in check(run)]
 
 
 def _unfinished(run: RunData) -> Iterator[str]:

@@ -13,7 +13,7 @@ import pytest
 import fedloom as fl
 from fedloom.experiment.store import Store
 from fedloom.results.comparisons import comparisons
-from fedloom.results.report_warnings import cautions
+from fedloom.results.report_warnings import about_numbers, cautions
 from fedloom.results.run_data import RunData
 from tests.conftest import Logit, federation, two_classes
 from tests.results.helpers import named
@@ -90,9 +90,9 @@ def test_a_loss_that_rises_far_above_its_lowest_value_is_named(comparison: Path,
     with Store(folder) as store, store._transaction() as database:
         database.execute("UPDATE server_metrics SET value = 1 + (round = 5) * 2 WHERE metric = 'loss'")
     found = cautions(RunData.read(folder))
-    assert any(
-        text.startswith("fedavg may diverge or overfit: its test loss ended 3.0 times as high") for text in found
-    )
+    said = "fedavg may diverge or overfit: its test loss ended 3.0 times as high"
+    assert any(text.startswith(said) for text in found)
+    assert any(text.startswith(said) for text in about_numbers(RunData.read(folder)))  # the terminal shows these
 
 
 def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp_path: Path) -> None:
