@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fedloom.errors import FedloomError
 from fedloom.privacy.table import PrivacyTable
@@ -13,15 +13,18 @@ from fedloom.results.table import show
 NETWORK = "network"  # the folder of a coordinator
 
 
-def what_left(run: RunData) -> list[str]:
-    """Return the sentences of the section."""
+def what_left(run: RunData, labels: Collection[str] | None = None) -> list[str]:
+    """Return the sentences of the section, about all algorithms or some."""
+    about = run if labels is None else run.of_algorithms(labels)
     try:
         table = PrivacyTable(**(run.description.get("privacy") or {}))
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
+    # all algorithms trained on the same data, so what the others spent counts for its people, too
     claimed = [*_has(run, table), *_spent(run, table), *outside(table, run.description.get("data"))]
-    sends = not any(_sent(run, label) for label in run.labels) or any(any(_sent(run, label)) for label in run.labels)
-    return [*_seen(run, table), *_prepared(run), *_bytes(run), *claimed, *lacks(table, sends)]
+    sent = [_sent(run, label) for label in about.labels]
+    sends = not any(sent) or any(map(any, sent))
+    return [*_seen(about, table), *_prepared(run), *_bytes(about), *claimed, *lacks(table, sends)]
 
 
 def not_evaluated(run: RunData) -> str:

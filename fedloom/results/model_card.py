@@ -35,7 +35,7 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     machine = run.facts.get("machine") or {}
     shown = [{**client, "name": run.client_name(int(client["client"]))} for client in run.clients[:MOST_CLIENTS]]
     preprocessing = result.preprocessing(result.runs[0].seed)
-    about_run = [text for text in cautions(run) if not text.startswith(_others(run, result))]
+    labels = {cell.algorithm for cell in result.runs}
     text = template.render(
         run=run,
         preprocessing=preprocessing,
@@ -48,9 +48,9 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
         metrics=list(run.metrics),
         exported=list(_exported(result, run)),
         cells={(cell.algorithm, cell.seed): run.cells[cell.algorithm, cell.seed] for cell in result.runs},
-        measured=list(_measured(run, {cell.algorithm for cell in result.runs})),
-        cautions=[*about_run, *preprocessing.doubts],
-        privacy=what_left(run),
+        measured=list(_measured(run, labels)),
+        cautions=[*cautions(run, labels), *preprocessing.doubts],
+        privacy=what_left(run, labels),
         versions={"fedloom": __version__}
         | {name: str(machine[name]) for name in ("torch", "python") if name in machine},
         files={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files},
@@ -105,11 +105,6 @@ def _with_range(run: RunData, comparison: Comparison | None, label: str, seed: i
         return show(value, kind)
     clients = run.client_values(label, seed, PHASES["test"], comparison.metric.name).last_round().values
     return f"{show(value, kind)} ({show(min(clients), kind)} to {show(max(clients), kind)})"
-
-
-def _others(run: RunData, result: Result) -> tuple[str, ...]:
-    """How cautions about algorithms begin that are not in the export."""
-    return tuple(f"{label} " for label in run.labels if label not in {cell.algorithm for cell in result.runs})
 
 
 def _measured(run: RunData, labels: Collection[str]) -> Iterator[Sequence[str]]:

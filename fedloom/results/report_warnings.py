@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -28,14 +29,16 @@ ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a ne
 SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
 
-def cautions(run: RunData) -> list[str]:
-    """All cautions about a run, as sentences, the most serious first."""
+def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
+    """All cautions about a run, or those about some of its algorithms, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _same_weights),
-        *(_overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test, about_seeds),
-        *(_small_tests, _undefined, _incomparable, _withheld, _weak_privacy, _data, _network),
+        *(_overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test),
+        *(about_seeds, _small_tests, _undefined, _incomparable, _withheld, _weak_privacy),
+        *(partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
-    return [caution for check in checks for caution in check(run)]
+    about = run if labels is None else run.of_algorithms(labels)
+    return [caution for check in checks for caution in check(about)]
 
 
 def about_numbers(run: RunData) -> list[str]:
@@ -345,9 +348,10 @@ def _withheld(run: RunData) -> Iterator[str]:
             yield say("caution", "not_pooled", metrics=", ".join(known))
 
 
-def _data(run: RunData) -> Iterator[str]:
-    """What algorithms say about the task, and what `fedloom data describe` warns of."""
-    yield from run.facts.get("cautions about algorithms") or ()
+def _data(run: RunData, others: Collection[str] = ()) -> Iterator[str]:
+    """What algorithms say about the task, but for some, and what `fedloom data describe` warns of."""
+    said = run.facts.get("cautions about algorithms") or ()
+    yield from (text for text in said if not text.startswith(tuple(f"{label}: " for label in others)))
     yield from run.facts.get("cautions about the data") or ()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -136,7 +136,12 @@ class RunData:
     @cached_property
     def result(self) -> Result:
         """The numbers that the run ends with."""
-        return Result.read(self.folder)
+        found = Result.read(self.folder)
+        return replace(found, runs=tuple(one for one in found.runs if (one.algorithm, one.seed) in self.cells))
+
+    def of_algorithms(self, labels: Collection[str]) -> RunData:
+        """The same run, as if it had no other algorithms."""
+        return replace(self, cells={cell: row for cell, row in self.cells.items() if cell[0] in labels})
 
     @cached_property
     def audit(self) -> dict[str, Any]:

@@ -132,6 +132,21 @@ def test_the_card_lists_only_models_that_were_exported(result: Result, tmp_path:
     assert "| accuracy | fedavg |" in text
 
 
+def test_cautions_and_privacy_are_about_the_exported_algorithms(comparison: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(comparison, tmp_path / "run"))
+    with Store(folder) as store:
+        store.set_fact("cautions about algorithms", ["local: it shares nothing.", "fedavg: it shares."])
+        store.set_fact("labels", {"classes": ["a", "b", "c"], "counts": [[0, 50, 0]] * 4})
+    everything = Result.read(folder)
+    text = card(everything.only("fedavg"), tmp_path)
+    own = text.partition("## Know this")[2].partition("## For you")[0] + text.partition("## Privacy")[2]
+    assert "- fedavg: it shares." in own
+    assert "No better than always predicting b" in own
+    for words in ("local", "pooled (", "pooled:", "every example of every client leaves"):
+        assert words not in own.replace("local training", "")
+    assert "every example of every client leaves" in card(everything, tmp_path)
+
+
 def test_the_card_begins_with_what_its_reader_needs(result: Result, tmp_path: Path) -> None:
     text = card(result, tmp_path)
     assert re.findall("^## (.*)", text, re.MULTILINE)[:3] == [
