@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from fedloom import __version__
 from fedloom.files import write_atomically
-from fedloom.results import figures, tables
+from fedloom.results import badly_served, figures, tables
 from fedloom.results.comparisons import PHASES, Comparison, best_first, main_comparison, universal_comparison
 from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
@@ -72,7 +72,7 @@ def html(run: RunData, made_figures: Sequence[CaptionedFigure], made_tables: Seq
         version=__version__,
         style=style,
         script=script,
-        paragraphs=[paragraph.partition(". ") for paragraph in result_in_words(run)],
+        paragraphs=[paragraph.partition(". ") for paragraph in (*result_in_words(run), *badly_served.in_short(run))],
         seconds=sum(float(run.costs(*cell).seconds.sum()) for cell in run.cells),
         cautions=cautions(run),
         what_left=what_left(run),

@@ -18,6 +18,7 @@ from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
 from fedloom.results import headline
+from fedloom.results.badly_served import in_words
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import say
@@ -32,8 +33,8 @@ SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps 
 def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     """All cautions about a run, or those about some of its algorithms, as sentences, the most serious first."""
     checks = (
-        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, _same_weights),
-        *(_overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test),
+        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, partial(in_words, whole=run)),
+        *(_same_weights, _overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test),
         *(about_seeds, _small_tests, _undefined, _incomparable, _withheld, _weak_privacy),
         *(partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
@@ -43,7 +44,7 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
 
 def about_numbers(run: RunData) -> list[str]:
     """The cautions without which final numbers mislead: the terminal shows them below its table."""
-    return [caution for check in (_left_out, _diverged, _incomparable) for caution in check(run)]
+    return [caution for check in (_left_out, _diverged, in_words, _incomparable) for caution in check(run)]
 
 
 def _unfinished(run: RunData) -> Iterator[str]:
