@@ -76,7 +76,8 @@ def check(
             tables["data"].pop("split", None)  # the column decides
         if tables["data"].get("delimiter") == ",":
             del tables["data"]["delimiter"]  # others are recognised, too
-    if not experiment.has_data or experiment.server_has_all:
+    at_sites = not experiment.has_data or experiment.server_has_all
+    if at_sites:
         plan = Plan.of(experiment, served=True)
         if experiment.has_data:
             check_served(plan)
@@ -99,7 +100,7 @@ def check(
         costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort
         cautions, note = [*found.cautions], None
     by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
-    said = [*has(experiment.privacy, cohort, by_chance), *outside(experiment.privacy, experiment.resolved()["data"])]
+    said = [*has(private, cohort, by_chance), *outside(private, experiment.resolved()["data"], at_sites)]
     sends = any(not isinstance(one, (LocalOnly, Pooled)) for one in experiment.algorithm.values())
     privacy = {"has": said, "lacks": [*lacks(experiment.privacy, sends)]}
     lines = [

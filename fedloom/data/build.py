@@ -107,7 +107,15 @@ def divided(
             missing=dataset.missing,
         ),
         cautions=dataset.cautions,
+        largest_group=_largest_group(dataset, kept, owner),
     )
+
+
+def _largest_group(dataset: Dataset, kept: Rows, owner: Rows) -> int | None:
+    if dataset.group is None or not len(kept):
+        return None
+    group = np.unique(dataset.group[kept], return_inverse=True)[1]
+    return int(np.unique(np.stack([owner, group]), axis=1, return_counts=True)[1].max())
 
 
 def _places(dataset: Dataset, kept: Rows, owner: Rows, natural: bool, split: Split, seed: int) -> Rows | None:

@@ -63,6 +63,7 @@ class Federation:
     split_sizes: NDArray[np.int64] | None = None  # clients × splits, if the data says the splits; rows are in order
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     cautions: tuple[str, ...] = ()  # as in `Dataset`
+    largest_group: int | None = None  # the most examples of a client that belong together, such as one patient's
 
     @property
     def clients(self) -> int:

@@ -130,8 +130,8 @@ def _doubts(key: str, epsilon: float | None, delta: float, count: int | None, ma
         )
 
 
-def outside(table: PrivacyTable, data: Any) -> Iterator[str]:
-    """Yield what ε does not cover of how a [data] table prepares the data."""
+def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[str]:
+    """Yield what ε does not cover of how a [data] table prepares the data; sites may have tables of their own."""
     given = data if isinstance(data, Mapping) else {}  # otherwise a Python program made the data
     shares = given.get("normalize") == "federated" or given.get("scale_target") or given.get("preprocessing")
     if shares and (table.dp is not None or table.example_dp is not None):
@@ -139,11 +139,30 @@ def outside(table: PrivacyTable, data: Any) -> Iterator[str]:
             "ε is about training. The sums that scale the data, or a site's summary for `fedloom data agree`, give "
             "means and variances without noise: ε does not cover them."
         )
-    if table.example_dp is not None and given.get("group"):
+    if given.get("group") or at_sites:
+        yield from of_people(table, given.get("group"))
+
+
+def of_people(table: PrivacyTable, group: str | None, most: int | None = None) -> Iterator[str]:
+    """Yield what an ε of examples means for people that have several; one has at most so many, if that is known."""
+    example = table.example_dp
+    if example is None or most == 1:
+        return
+    named = f" ({group})" if group else ""
+    rows = "ε and δ are about single examples, which are rows and not people"
+    if most is None:
         yield (
-            f"ε is about single examples, and several may be of one person ({given['group']}): with k examples of a "
-            "person, the ε of the person is about k times as large."
+            f"{rows}, and several may be of one person{named}: with k examples of a person, the ε of the person is "
+            "about k times as large, and δ grows even faster, by up to k · e^((k − 1) ε)."
         )
+        return
+    # group privacy: what k examples together are promised (Dwork and Roth, 2014; Vadhan, 2017, Lemma 2.2)
+    log_delta = math.log(most) + (most - 1) * example.epsilon + math.log(example.delta)
+    fails = f"δ of up to {math.exp(log_delta):.2g}" if log_delta < 0 else "no bound on δ, so no guarantee"
+    yield (
+        f"{rows}. One person{named} has {most} examples here: for this person, that means ε = "
+        f"{most * example.epsilon:g} with {fails}."
+    )
 
 
 def lacks(table: PrivacyTable, sends: bool = True) -> Iterator[str]:

@@ -21,7 +21,7 @@ def what_left(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
     # all algorithms trained on the same data, so what the others spent counts for its people, too
-    claimed = [*_has(run, table), *_spent(run, table), *outside(table, run.description.get("data"))]
+    claimed = [*_has(run, table), *_spent(run, table), *outside(table, run.description.get("data"), run.is_network)]
     sent = [_sent(run, label) for label in about.labels]
     sends = not any(sent) or any(map(any, sent))
     return [*_seen(about, table), *_prepared(run), *_bytes(about), *claimed, *lacks(table, sends)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
-from fedloom.privacy.words import doubts, has, lacks, outside
+from fedloom.privacy.words import doubts, has, lacks, of_people, outside
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,24 @@ def test_what_scales_the_data_is_outside_of_epsilon(data: dict[str, object]) -> 
         assert said.endswith("without noise: ε does not cover them.")
         assert [*outside(table, {"normalize": "client"})] == []
     assert [*outside(PrivacyTable(), data)] == []
+
+
+def test_an_epsilon_of_examples_is_not_one_of_people() -> None:
+    table = PrivacyTable(example_dp=ExampleTable(epsilon=2.0, delta=1e-5))
+    (said,) = outside(table, {"group": "patient_id"})
+    assert "several may be of one person (patient_id): with k examples" in said
+    assert "δ grows even faster" in said
+    assert [*outside(table, {})] == []
+    (said,) = outside(table, {}, at_sites=True)  # nobody here knows whether sites have several rows of a person
+    assert "rows and not people, and several may be of one person: with k examples" in said
+    assert [*outside(PrivacyTable(dp=DpTable(epsilon=2.0)), {}, at_sites=True)] == []  # all that a client has
+
+
+def test_a_site_knows_how_many_examples_of_a_person_it_has() -> None:
+    table = PrivacyTable(example_dp=ExampleTable(epsilon=2.0, delta=1e-5))
+    (said,) = of_people(table, "patient_id", 3)
+    assert "One person (patient_id) has 3 examples here" in said
+    assert said.endswith("ε = 6 with δ of up to 0.0016.")  # 3 · e^4 · 1e-5
+    (said,) = of_people(table, "patient_id", 9)
+    assert said.endswith("ε = 18 with no bound on δ, so no guarantee.")
+    assert [*of_people(table, "patient_id", 1)] == []

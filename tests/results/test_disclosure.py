@@ -119,3 +119,10 @@ def test_what_scales_the_data_is_outside_of_epsilon(run: RunData) -> None:
     scaled = {**noisy.description, "data": {"normalize": "federated"}}
     found = what_left(replace(noisy, facts={**noisy.facts, "description": scaled}))
     assert sum(sentence.endswith("ε does not cover them.") for sentence in found) == 1
+
+
+def test_on_a_network_an_example_is_called_a_row_and_not_a_person(run: RunData) -> None:
+    about = {**run.description, "privacy": {"example_dp": {"epsilon": 4.0}}}
+    served = replace(run, facts={**run.facts, "network": True, "description": about})
+    assert any("which are rows and not people" in text for text in what_left(served))
+    assert not any("which are rows and not people" in text for text in what_left(replace(served, facts=run.facts)))

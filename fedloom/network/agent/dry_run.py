@@ -30,7 +30,7 @@ from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import doubts
+from fedloom.privacy.words import doubts, of_people
 from fedloom.task import Task
 from fedloom.training.probe import probe
 
@@ -53,7 +53,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     federation = plan.federation(parsed.seeds[0])
     yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
     fewest = int(federation.sizes("train").min())
-    for doubt in (*doubts(parsed.privacy, examples=fewest), *suspicions(federation)):
+    several = of_people(parsed.privacy, site.data.get("group"), federation.largest_group)
+    for doubt in (*doubts(parsed.privacy, examples=fewest), *several, *suspicions(federation)):
         yield f"Caution: {doubt}"
     yield "At the start, the coordinator learns:"
     yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"

@@ -31,7 +31,7 @@ from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.privacy.protection import check_plan
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import doubts
+from fedloom.privacy.words import doubts, of_people
 from fedloom.results.safe_text import plain
 from fedloom.task import Task
 from fedloom.training.probe import probe
@@ -186,7 +186,8 @@ def load_experiment(
     hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint), measured)
     site.policy.check_examples({one.name: one.train for one in hello.clients})
     fewest = min((one.train for one in hello.clients), default=0)
-    for doubt in (*doubts(plan.privacy, examples=fewest), *suspicions(federation)):
+    several = of_people(plan.privacy, site.data.get("group"), federation.largest_group)
+    for doubt in (*doubts(plan.privacy, examples=fewest), *several, *suspicions(federation)):
         tell(f"Caution: {doubt}")
     loaded.hello = hello if plan.privacy.secure_aggregation is None else without_sizes(hello)
     tell(f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters.")

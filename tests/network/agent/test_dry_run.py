@@ -78,6 +78,26 @@ def test_a_delta_that_protects_nobody_here_is_named(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ({"group": "patient"}, r"One person \(patient\) has 4 examples here: for this person, that means ε = 16"),
+        ({"drop": ["patient"]}, "several may be of one person: with k examples of a person"),
+    ],
+)
+def test_a_site_learns_what_an_epsilon_of_examples_means_for_its_people(
+    tmp_path: Path, group: dict[str, Any], words: str
+) -> None:
+    rows = (f"{number % 7}.5,{number // 4},{'yes' if number % 3 else 'no'}\n" for number in range(80))
+    (tmp_path / "rows.csv").write_text("age,patient,ill\n" + "".join(rows))
+    data = {"source": "csv", "path": "rows.csv", "label": "ill", **group}
+    site = site_of({"site": {"name": "kerry"}, "data": data}, tmp_path / "kerry.toml")
+    given = {"rounds": 1, "task": {"model": "logistic", "args": {"features": 1, "classes": 2}}}
+    given |= {"privacy": {"example_dp": {"epsilon": 4.0}}}
+    file = write_toml(tmp_path / "experiment.toml", given)
+    assert re.search(f"Caution: .*rows and not people.*{words}", "\n".join(dry_run(site, file)))
+
+
 def test_sizes_do_not_leave_under_secure_aggregation(tmp_path: Path) -> None:
     shown = lines(tmp_path, {**EXPERIMENT, "cohort": {"max_examples": 600}, "privacy": SECURE})
     assert "  client 0 (not its number of examples)" in shown
