@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ from fedloom.results.table import show, two_digits
 
 FEW_SEEDS = 6
 ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a network did not answer
+FAR_ABOVE_GUESSING = 10
+MANY_CLASSES = 1000  # the assumed number of classes where it is not known, as on a network
 SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
 
@@ -120,11 +123,17 @@ def _absent(run: RunData) -> Iterator[str]:
 
 
 def _diverged(run: RunData) -> Iterator[str]:
-    """A loss that ends far above its own lowest value."""
+    """A loss that ends far above its own lowest value, or far above that of guessing."""
+    classes = len((run.facts.get("labels") or {}).get("classes") or ()) or MANY_CLASSES
+    of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
+    guess = math.log(max(classes, 2)) if of_classes else math.inf
     for label in run.labels:
         curves = [values for _, values in headline.curves(run, label, "loss").values()]
         ratios = [float(values[-1] / values.min()) for values in curves if len(values) > 2 and values.min() > 0]
-        if ratios and max(ratios) > 2:
+        worst = max((float(values[-1]) for values in curves), default=0.0)
+        if worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
+            yield say("caution", "diverged_far", label=label, loss=worst, guess=guess)
+        elif ratios and max(ratios) > 2:
             yield say("caution", "diverged", label=label, ratio=max(ratios))
 
 

@@ -95,6 +95,18 @@ def test_a_loss_that_rises_far_above_its_lowest_value_is_named(comparison: Path,
     assert any(text.startswith(said) for text in about_numbers(RunData.read(folder)))  # the terminal shows these
 
 
+def test_a_loss_that_is_absurd_from_the_first_round_on_is_named(comparison: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    shutil.copytree(comparison, folder)
+    with Store(folder) as store, store._transaction() as database:
+        database.execute("UPDATE server_metrics SET value = 2e8 WHERE metric = 'loss'")
+    run = with_labels(RunData.read(folder), [[1, 1, 1]])
+    said = "fedavg diverged: its test loss ended at 2e+08, and guessing all classes alike has 1.1."
+    assert any(text.startswith(said) for text in about_numbers(with_description(run, task={"loss": "cross_entropy"})))
+    for loss in ("mse", "file.py:own"):  # such a loss may be in any unit
+        assert not any(" diverged: " in text for text in cautions(with_description(run, task={"loss": loss})))
+
+
 def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     shutil.copytree(comparison, folder)
