@@ -23,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+CONTINUED = ("run", "demo", "sweep", "reproduce", "serve", "join")
 for commands in (running.app, planning.app, results.app, watching.app, network.app):
     app.add_typer(commands)
 for name, group in {
@@ -56,7 +57,7 @@ def main() -> None:
         say(f"error: {path} cannot be read or written: {error.strerror}.")
         sys.exit(InputError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        say("Interrupted.")
+        say(f"Interrupted.{_how_to_continue()}")
         sys.exit(130)
     except Exception as error:
         if hasattr(error, "format_message"):  # click's usage errors
@@ -72,8 +73,15 @@ def main() -> None:
 
 def _terminate(*_: object) -> None:
     """End at once, but in order: files in memory are deleted, ports and databases closed, workers ended."""
-    os.write(2, b"Stopped by SIGTERM. The same command continues.\n")  # a print may be what was interrupted
+    os.write(2, f"Stopped by SIGTERM.{_how_to_continue()}\n".encode())  # a print may be what was interrupted
     sys.exit(128 + signal.SIGTERM)
+
+
+def _how_to_continue() -> str:
+    """Say that a command which was stopped can go on. It is not repeated: `join` may have a token, and logs are kept."""
+    if not {*CONTINUED} & {*sys.argv}:
+        return ""
+    return " The same command continues" + (", without --fresh." if "--fresh" in sys.argv else ".")
 
 
 def _version(wanted: bool) -> None:

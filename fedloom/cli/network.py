@@ -79,8 +79,7 @@ def serve(
         )
         with shared.stop_on_interrupt() as should_stop:
             result = served.run(progress, should_stop)
-    again = f"fedloom serve {file}" + (f" --out {out}" if out else "")
-    shared.finish(result, served.experiment, folder, again, as_json)
+    shared.finish(result, served.experiment, folder, as_json)
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -102,9 +102,7 @@ def _run(
     folder = out or Path("runs") / experiment.name
     with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
         result = run_plan(Plan.of(experiment), folder, progress=progress, should_stop=should_stop, **how)
-    chosen = [*(part for change in changes or () for part in ("--set", change)), *(["--out", str(out)] if out else [])]
-    again = shlex.join(["fedloom", "run", str(file), *chosen])
-    shared.finish(result, experiment, folder, again, as_json, report, quiet)
+    shared.finish(result, experiment, folder, as_json, report, quiet)
 
 
 @command(app)
@@ -208,7 +206,7 @@ def reproduce(
 
 
 def _stopped() -> typer.Exit:
-    say("Stopped. Run the same command to continue.")
+    say(f"Stopped. Continue with: {shared.again()}")
     return typer.Exit(130)
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import itertools
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -120,6 +121,11 @@ def _literal(text: str) -> str:
 def say(text: str) -> None:
     """Print a message on stderr. Other machines may have written a part of it."""
     print(f"{visible_lines(text)}\n", end="", file=sys.stderr, flush=True)  # one piece: several threads may write
+
+
+def again() -> str:
+    """Return the command that continues what this one began: as it was given, without what would start over."""
+    return shlex.join(["fedloom", *(word for word in sys.argv[1:] if word != "--fresh")])
 
 
 def need(what: str, extra: str, *modules: str) -> None:
@@ -278,16 +284,15 @@ def finish(
     result: Any,
     experiment: Experiment,
     folder: Path,
-    again: str,
     as_json: bool,
     report: bool = True,
     quiet: bool = False,
 ) -> None:
-    """Print how a run ended: its numbers, folder and picture; `again` is the command that continues it."""
+    """Print how a run ended: its numbers, folder and picture, or the command that continues it."""
     from rich.console import Console
 
     if not result.finished:
-        say(f"Stopped; everything up to here is in {folder}. Continue with: {again}")
+        say(f"Stopped; everything up to here is in {folder}. Continue with: {again()}")
         if as_json:
             print_json(result.json())
         raise typer.Exit(130)

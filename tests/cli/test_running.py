@@ -76,7 +76,7 @@ def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Pat
     running.send_signal(signal.SIGINT)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "Continue with: fedloom run small.toml --set rounds=15 --out parts" in err
+    assert "Continue with: fedloom run small.toml --out parts --set rounds=15" in err
     again = fedloom("run", "small.toml", "--json", "-q", "--out", "parts", "--set", "rounds=15", folder=folder)
     assert shas(again.stdout) == expected
 
@@ -93,6 +93,7 @@ def test_sigterm_ends_a_run_and_leaves_nothing_in_memory(folder: Path) -> None:
         "rounds=500",
         "--set",
         "run.workers=2",
+        "--fresh",
     ]
     running = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: any(folder.glob("runs/small/cells/*/round-*.json")), running)
@@ -101,7 +102,7 @@ def test_sigterm_ends_a_run_and_leaves_nothing_in_memory(folder: Path) -> None:
     assert shared
     assert all(path.exists() for path in shared)
     running.terminate()
-    assert "Stopped by SIGTERM. The same command continues." in running.communicate(timeout=60)[1]
+    assert "Stopped by SIGTERM. The same command continues, without --fresh." in running.communicate(timeout=60)[1]
     assert running.returncode == 143
     assert not any(path.exists() for path in shared)
     assert (folder / "runs" / "small").stat().st_mode & 0o777 == 0o700

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -146,14 +147,16 @@ def test_a_column_without_any_value_is_not_printed(capsys: pytest.CaptureFixture
 
 
 def test_a_stopped_run_says_how_to_continue_and_exits_with_130(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unused: Any = None
+    given = ["serve", "my file.toml", "--listen", "127.0.0.1:18443", "--fresh", "--set", "train.lr=0.1"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/fedloom", *given])
     with pytest.raises(typer.Exit) as stopped:
-        shared.finish(Result(tmp_path, "r", "stopped", ()), unused, tmp_path, "fedloom run a.toml", as_json=True)
+        shared.finish(Result(tmp_path, "r", "stopped", ()), unused, tmp_path, as_json=True)
     said = capsys.readouterr()
     assert stopped.value.exit_code == 130
-    assert "Continue with: fedloom run a.toml" in said.err
+    assert "Continue with: fedloom serve 'my file.toml' --listen 127.0.0.1:18443 --set train.lr=0.1\n" in said.err
     assert json.loads(said.out)["status"] == "stopped"
 
 

@@ -177,6 +177,8 @@ class NetworkRun:
                 self.pool.wait_until(here)
                 self._fix_clients(wanted)
             return
+        back = [row for row in self.ledger.agents() if row["agent"] in before and not row["revoked"]]
+        self.tell(f"Waiting for the agents to come back: {', '.join(row['name'] for row in back)} …")
         for row in self.ledger.agents():
             if row["agent"] in before:
                 self.pool.expect(row["agent"], row["name"])

@@ -246,6 +246,7 @@ def test_a_round_without_a_revoked_agent_waits_for_another_answer(tmp_path: Path
     run = TurnsRun(tmp_path / "net", [1, 0, 1])
     run.tables.pop()  # it does not come back
     run.run(Silent())
+    assert "Waiting for the agents to come back: site-0, site-1 …" in run.said
     assert taken(tmp_path / "net") == {1: [(0, 1), (1, 1)], 2: [(0, 2), (1, 2)], 3: [(0, 3), (1, 3)]}
 
 
