@@ -78,7 +78,7 @@ def _terminate(*_: object) -> None:
 
 
 def _how_to_continue() -> str:
-    """Say that a command which was stopped can go on. It is not repeated: `join` may have a token, and logs are kept."""
+    """Say that a stopped command can go on. It is not repeated: that of `join` may have a token, and logs are kept."""
     if not {*CONTINUED} & {*sys.argv}:
         return ""
     return " The same command continues" + (", without --fresh." if "--fresh" in sys.argv else ".")

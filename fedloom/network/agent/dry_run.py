@@ -13,6 +13,7 @@ import numpy as np
 
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
+from fedloom.data.agreement import read_agreed
 from fedloom.data.federation import Federation
 from fedloom.data.plausibility import suspicions
 from fedloom.errors import InputError
@@ -23,7 +24,7 @@ from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Work
 from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
-from fedloom.network.agent.loaded_experiment import admitted
+from fedloom.network.agent.loaded_experiment import admitted, check_shape
 from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, Site, trust
 from fedloom.network.agent.privacy_ledger import check_cells
 from fedloom.network.agent.questions import Questions, check_limit
@@ -51,6 +52,9 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         raise InputError(f"This site would refuse the experiment: {why}.") from None
     plan = Plan.of(parsed)
     federation = plan.federation(parsed.seeds[0])
+    agreed = announced.get("data", {}).get("preprocessing")
+    if experiment is not None and agreed is not None:
+        _check_agreed(experiment.parent / agreed, federation, site)
     yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
     fewest = int(federation.sizes("train").min())
     several = of_people(parsed.privacy, site.data.get("group"), federation.largest_group)
@@ -97,6 +101,16 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
                 allowed = "" if verb in policy.verbs else "  (REFUSED by the policy)"
                 yield f"{label}: {verb} {method}{allowed}"
                 yield from _lines(update)
+
+
+def _check_agreed(path: Path, federation: Federation, site: Site) -> None:
+    """Raise if this site's rows have another shape than those of the run, as the file beside the experiment says."""
+    if not path.is_file():  # only the experiment was copied to this site
+        return
+    try:
+        check_shape(federation.x.shape[1:], read_agreed(path).shape, site)
+    except Refused as why:
+        raise InputError(f"This site would refuse to take part: {why}.") from None
 
 
 def _metrics_line(privacy: PrivacyTable, policy: Policy) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedloom import machine
 from fedloom.algorithm import Algorithm
+from fedloom.data.agreement import read_agreed
 from fedloom.data.federation import Federation
 from fedloom.data.plausibility import suspicions
 from fedloom.data.split import SplitName
@@ -145,7 +146,37 @@ def check_data(site: Site) -> None:
     # only the run's loss says whether labels are numbers that can be scaled
     data = {key: value for key, value in site.data.items() if key != "scale_target"}
     experiment = parse({"data": data}, site.base)
-    Plan.of(experiment).federation(experiment.seeds[0])
+    federation = Plan.of(experiment).federation(experiment.seeds[0])
+    for file in sorted(site.base.glob("*.json")) if "preprocessing" not in data else ():
+        _check_unused(file, federation)
+
+
+def _check_unused(file: Path, federation: Federation) -> None:
+    """Raise if a file of `fedloom data agree` is about this data, which is prepared in another way."""
+    try:
+        agreed = read_agreed(file)
+    except InputError:  # another file, such as a summary
+        return
+    here, shape = federation.preprocessing, federation.x.shape[1:]
+    alike = {one.name for one in here.columns} == {one.name for one in agreed.columns} and here.label == agreed.label
+    if alike and list(shape) != list(agreed.shape):
+        raise InputError(
+            f"{file.name} beside the site's file is about these columns, and [data] does not name it: {_count(shape)} "
+            f'here, {_count(agreed.shape)} there. Add preprocessing = "{file.name}" to [data], or move the file away.'
+        )
+
+
+def check_shape(shape: Sequence[int], of_run: Sequence[int], site: Site) -> None:
+    """Raise `Refused` if this site's examples have another shape than the run's."""
+    if list(shape) == list(of_run):
+        return
+    why = "[data] preprocessing may be" if "preprocessing" in site.data else 'preprocessing = "agreed.json" may be'
+    what = "another run's file" if "preprocessing" in site.data else "missing in [data]"
+    raise Refused(f"an example has {_count(shape)} here, {_count(of_run)} in the run: {why} {what}")
+
+
+def _count(shape: Sequence[int]) -> str:
+    return f"{shape[0]} features" if len(shape) == 1 else f"the shape {list(shape)}"
 
 
 def load_experiment(
@@ -177,6 +208,8 @@ def load_experiment(
     initial = {int(seed): fetch(sha) for seed, sha in run_plan["initial"].items()}
     loaded = LoadedExperiment(dict(run_plan), plan, initial, site)
     federation = loaded.plan.federation(seed)
+    if run_plan.get("shape"):
+        check_shape(federation.x.shape[1:], run_plan["shape"], site)
     if run_plan.get("data"):
         different = DataFormat.of(federation).differences(DataFormat.model_validate(run_plan["data"]))
         if different:
@@ -202,6 +235,8 @@ def check_form(run_plan: Mapping[str, Any]) -> None:
     tables = [run_plan.get(name) for name in ("experiment", "sources", "versions", "initial")]
     tables += [(run_plan.get("experiment") or {}).get(name) for name in ("algorithm", "task")]
     well_formed = all(isinstance(table, Mapping) for table in tables)
+    shape = run_plan.get("shape") or []
+    well_formed = well_formed and isinstance(shape, list) and all(isinstance(size, int) for size in shape)
     if not well_formed or not all(re.fullmatch("[0-9a-f]{16,64}", text) for text in hashes):
         raise Refused("the coordinator's plan is malformed")
 

@@ -144,11 +144,20 @@ class NetworkRun:
             "sources": code_hashes(self.experiment),
             "versions": {name: facts[name] for name in ("fedloom", "torch", "python", "cpu_capability")},
             "data": self.ledger.fact("data"),
+            "shape": self._shape(),
             "privacy": {
                 "secure_aggregation": self.plan.privacy.secure_aggregation is not None,
                 "epsilon": self.plan.privacy.dp.epsilon if self.plan.privacy.dp is not None else None,
             },
         }
+
+    def _shape(self) -> list[int] | None:
+        """Return the shape of an example, if a file of the coordinator says it before any agent does."""
+        agreed = self.plan.agreed()
+        if agreed is not None:
+            return list(agreed.shape)
+        is_here = self.experiment.data.server != "none"
+        return list(self.plan.federation(self.experiment.seeds[0]).x.shape[1:]) if is_here else None
 
     def _start_when(self) -> int | tuple[str, ...]:
         return self.experiment.cohort.start_when

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 import fedloom as fl
+from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.network.agent.dry_run import dry_run, first_round
+from fedloom.network.agent.loaded_experiment import check_data
 from fedloom.network.agent.policy import SCORES_LEAVE, TRUST, site_of
 from fedloom.network.protocol.expected_update import synthetic_place
 from fedloom.network.protocol.messages import DataFormat
@@ -146,3 +148,23 @@ def test_every_answer_of_the_first_round_is_listed_with_its_verb() -> None:
     assert answer[:2] == ("reduce", "client")
     assert answer[2].groups["model"].keys() == task.initial().keys()
     assert [verb for verb, *_ in first_round(fl.Peer(lr=0.1), task, place)] == ["map", "exchange"]
+
+
+def test_a_site_without_the_agreed_table_hears_of_it(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("age,ward,y\n" + "".join(f"{age},icu,{age % 2}\n" for age in range(40)))
+    ward = Column(name="ward", categories=("general", "icu"))
+    numbers = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    agreed = Preprocessing(columns=(Column(name="age"), ward), **numbers, shape=(3,), classes=("0", "1"), label=("y",))
+    agreed.write(tmp_path / "agreed.json")
+    data = {"source": "csv", "path": "rows.csv", "label": "y", "categorical": ["ward"]}
+    experiment = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "logistic"}}
+    file = write_toml(tmp_path / "experiment.toml", experiment)
+    site = site_of({"data": data}, tmp_path / "kerry.toml")
+    missing = r'2 features here, 3 features in the run: preprocessing = "agreed\.json" may be missing in \[data\]'
+    with pytest.raises(InputError, match=missing):
+        list(dry_run(site, file))
+    with pytest.raises(InputError, match=r'2 features here, 3 features there\. Add preprocessing = "agreed\.json"'):
+        check_data(site)  # `join` does this before it uses the token
+    prepared = site_of({"data": {**data, "preprocessing": "agreed.json"}}, tmp_path / "kerry.toml")
+    check_data(prepared)
+    assert list(dry_run(prepared, file))

@@ -14,6 +14,7 @@ from fedloom.network.agent.loaded_experiment import (
     LoadedExperiment,
     admitted,
     check_form,
+    check_shape,
     load_experiment,
 )
 from fedloom.network.agent.policy import Refused, site_of
@@ -50,12 +51,22 @@ PLAN = {
         {"experiment": []},
         {"experiment": {"algorithm": {}}},
         {"sources": ["fedloom.tree"]},
+        {"shape": "12"},
+        {"shape": ["12"]},
     ],
 )
 def test_a_malformed_plan_is_refused(change: dict[str, Any]) -> None:
     check_form(PLAN)
     with pytest.raises(Refused, match="the coordinator's plan is malformed"):
         check_form({**PLAN, **change})
+
+
+def test_examples_of_another_shape_than_the_runs_are_refused_in_words(tmp_path: Path) -> None:
+    site = site_of({"data": EXPERIMENT["data"]}, tmp_path / "kerry.toml")
+    check_shape((11,), [11], site)
+    missing = r'11 features here, 12 features in the run: preprocessing = "agreed\.json" may be missing'
+    with pytest.raises(Refused, match=missing):
+        check_shape((11,), [12], site)
 
 
 def test_another_protocol_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

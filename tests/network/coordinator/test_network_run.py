@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fedloom.data.preprocessing import Column, Preprocessing
+from fedloom.errors import InputError
 from fedloom.experiment.progress import Silent
 from fedloom.federation.sampling import Sampling, widened
 from fedloom.network.agent.agent import Agent
@@ -246,3 +247,19 @@ def test_sites_evaluate_a_given_model_without_training(tmp_path: Path) -> None:
     (cell,) = Result.read(tmp_path / "net").runs
     assert (cell.rounds, cell.weights_sha256) == (0, trained.runs[0].weights_sha256)
     assert cell.final["test_accuracy"] == trained.runs[0].final["test_accuracy"]
+
+
+def test_agents_hear_the_shape_of_an_agreed_example_before_they_load_weights(tmp_path: Path) -> None:
+    rows = "".join(f"{age},icu,{age % 3 > 0:d}\n" for age in range(20, 80))
+    (tmp_path / "data.csv").write_text(f"age,ward,dead\n{rows}")
+    columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
+    statistics = {"mean": (50.0, 0.5, 0.5), "std": (15.0, 0.5, 0.5)}
+    agreed = Preprocessing(columns=columns, **statistics, shape=(3,), classes=("0", "1"), label=("dead",))
+    agreed.write(tmp_path / "agreed.json")
+    data = {"source": "csv", "path": str(tmp_path / "data.csv"), "label": "dead", "categorical": ["ward"]}
+    data |= {"partition": {"name": "iid", "clients": 2}, "preprocessing": str(tmp_path / "agreed.json")}
+    task = {"model": "logistic", "args": {"features": 3}}
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1, "data": data, "task": task}, {}, {})
+    del run.tables[1]["data"]["preprocessing"]
+    with pytest.raises(InputError, match="2 features here, 3 features in the run"):
+        run.run(Silent())
