@@ -146,6 +146,8 @@ def test_a_file_that_sites_agreed_on_decides_categories_classes_and_statistics(
         ({"categorical": ["age"]}, "categorical means age here, and the agreed file says ward"),
         ({"task": "regression"}, "task means regression here, and the agreed file says classification"),
         ({"label": "ward"}, r"label means ward here, and the agreed file says dead\. Agree again"),
+        ({"label": "Dead"}, r"label means Dead here, and the agreed file says dead\. Did you mean 'dead'\?$"),
+        ({"categorical": ["Ward"]}, r"means Ward here, .* says ward\. Did you mean 'ward'\? Leave out categorical"),
     ],
 )
 def test_keys_that_contradict_an_agreed_file_are_refused(tmp_path: Path, also: dict[str, Any], said: str) -> None:

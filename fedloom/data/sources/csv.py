@@ -134,10 +134,14 @@ class Csv(Source):
             given = " and ".join(sorted(keys & self.model_fields_set))
             if given and here != there:
                 means, agreed_on = (", ".join(each) or "nothing" for each in (here, there))
+                differs = f"[data] {given} means {means} here, and the agreed file says {agreed_on}."
+                meant = _misspelt(here, there) if given in ("label", "categorical", "embed") else ""
+                if given == "label" and meant:  # the sites do agree
+                    raise InputError(f"{differs}{meant}")
                 remedy = "" if given == "label" else f"Leave out {given}, which the file decides, or a"
                 raise InputError(
-                    f"[data] {given} means {means} here, and the agreed file says {agreed_on}. "
-                    f"{remedy or 'A'}gree again: `fedloom data summarize` at each site, then `fedloom data agree`."
+                    f"{differs}{meant} {remedy or 'A'}gree again: `fedloom data summarize` at each site, then "
+                    "`fedloom data agree`."
                 )
         decided = {"categorical": listed or None, "embed": embedded or None, "fill": "error", "missing": agreed.marks}
         return self.model_copy(update={**decided, "task": task})
@@ -328,6 +332,12 @@ def _not_read(folder: Path, found: list[Path]) -> Iterator[str]:
             f"In the folder {folder}, only files that end in .csv or .tsv, also compressed (.gz, .xz, .bz2), are read. "
             f"Left out: {names}."
         )
+
+
+def _misspelt(here: Sequence[str], there: Sequence[str]) -> str:
+    """Return a hint for the first name that only differs in its spelling from an agreed one, or an empty string."""
+    others = [name for name in there if name not in here]
+    return next((hint for name in here if name not in there and (hint := nearest(name, others))), "")
 
 
 def _shown(marks: dict[str, float]) -> list[str]:
