@@ -61,7 +61,7 @@ def check(
     from fedloom.experiment.experiment_file import NO_DATA
     from fedloom.experiment.plan import Plan, check_agreed, check_served
     from fedloom.privacy.protection import check_plan
-    from fedloom.privacy.words import doubts, has, lacks, outside
+    from fedloom.privacy.words import doubts, has, lacks, outside, unmeasured
     from fedloom.tuning.estimate import estimate
 
     experiment = load(file, with_workers(changes, workers))
@@ -83,12 +83,15 @@ def check(
             check_served(plan)
         else:
             check_agreed(plan)
-            values.pop("data")
-            shown.pop("data", None)  # the same dict, with -v
+            agreed = experiment.as_written().get("data")  # the rest is at the sites
+            for tables in (values, shown):
+                tables.pop("data", None)
+                tables |= {"data": agreed} if agreed else {}
         parameters = plan.task(experiment.seeds[0]).parameters
-        why = NO_DATA.replace("Without [data]", "With [data] server = 1.0") if experiment.has_data else NO_DATA
+        without = "With [data] server = 1.0" if experiment.has_data else "Without a source in [data]"
+        why = NO_DATA.replace("Without [data]", without) if "data" in values else NO_DATA
         note = f"{parameters:,} parameters. {why}"
-        cautions = [*doubts(private)]
+        cautions = [*doubts(private), *unmeasured(private, experiment.has_data)]
         costs, notes, cohort, clients = (
             None,
             [*(f"Caution: {text}" for text in cautions), note],

@@ -291,6 +291,9 @@ def finish(
     """Print how a run ended: its numbers, folder and picture, or the command that continues it."""
     from rich.console import Console
 
+    from fedloom.results.disclosure import not_evaluated
+    from fedloom.results.run_data import RunData
+
     if not result.finished:
         say(f"Stopped; everything up to here is in {folder}. Continue with: {again()}")
         if as_json:
@@ -301,7 +304,8 @@ def finish(
     try:
         write(f"Picture: {result.plot(next(iter(result.metrics), 'loss'))}")
     except FedloomError as error:  # the results are there even if they cannot be drawn
-        if any(cell.rounds for cell in result.runs):  # an evaluation alone has no curve
+        # an evaluation alone has no curve, and the table says why protections leave nothing to draw
+        if any(cell.rounds for cell in result.runs) and not not_evaluated(RunData.read(folder)):
             say(f"No picture: {error}")
     if report:
         try:

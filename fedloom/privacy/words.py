@@ -41,6 +41,11 @@ BOUND_WEIGHTS = (
     'Set weights = "uniform" in the algorithm, if it has that key, or [cohort] max_examples, such as 1000: clients '
     "then count by their examples up to it."
 )
+# what to do where clients' numbers do not leave them
+TEST_SET = (
+    "To know how good the model is, give the coordinator a test set of its own: [data] with source, path, label and "
+    "server = 1.0."
+)
 LARGE = 20.0  # an ε above this hardly limits anything
 UNKNOWN = 100  # how many a δ is compared with where nobody knows how many there are
 
@@ -49,6 +54,12 @@ def called(algorithm: Algorithm, label: str = "") -> str:
     """Return what an error calls an algorithm: its label in the experiment file, and which algorithm that is."""
     name = vars(type(algorithm)).get("name", type(algorithm).__name__.lower())
     return f"{label} ({name})" if label not in ("", name) else name
+
+
+def unmeasured(table: PrivacyTable, server_has_data: bool) -> Iterator[str]:
+    """Yield a sentence if nothing is measured in a run on a network."""
+    if table.hides_metrics and not server_has_data:
+        yield f"Nothing will be measured: with [privacy], no metrics leave clients on a network. {TEST_SET}"
 
 
 def one_place(key: str, who: str) -> str:

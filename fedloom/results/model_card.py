@@ -36,6 +36,8 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     shown = [{**client, "name": run.client_name(int(client["client"]))} for client in run.clients[:MOST_CLIENTS]]
     preprocessing = result.preprocessing(result.runs[0].seed)
     labels = {cell.algorithm for cell in result.runs}
+    exported, measured = list(_exported(result, run)), list(_measured(run, labels))
+    unknown = f"The model {not_evaluated(run) or 'was not evaluated'}. Nobody knows how good it is."
     text = template.render(
         run=run,
         preprocessing=preprocessing,
@@ -46,10 +48,10 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
         held=_held(run),
         not_evaluated=not_evaluated(run),
         metrics=list(run.metrics),
-        exported=list(_exported(result, run)),
+        exported=exported,
         cells={(cell.algorithm, cell.seed): run.cells[cell.algorithm, cell.seed] for cell in result.runs},
-        measured=list(_measured(run, labels)),
-        cautions=[*cautions(run, labels), *preprocessing.doubts],
+        measured=measured,
+        cautions=[*([] if exported or measured else [unknown]), *cautions(run, labels), *preprocessing.doubts],
         privacy=what_left(run, labels),
         versions={"fedloom": __version__}
         | {name: str(machine[name]) for name in ("torch", "python") if name in machine},

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from fedloom.errors import InputError, nearest
+from fedloom.privacy.words import TEST_SET
 from fedloom.results.comparisons import ABOUT_CLIENTS, best_first, finished, headline_of, main_comparison
+from fedloom.results.disclosure import not_evaluated
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
@@ -42,6 +44,7 @@ def table(result: Result, metric: str | None = None) -> Table:
     An algorithm without a finished seed has a row for each seed that has begun: they may be at different rounds.
     Without a name, the metric is the first that has numbers to show.
     """
+    run = RunData.read(result.folder)
     known = {name for cell in result.runs for name in cell.headline}
     measured = [name for name in (*result.metrics, "loss") if any(f"{key}_{name}" in known for key in COLUMNS)]
     if metric is not None and metric not in measured:
@@ -54,11 +57,14 @@ def table(result: Result, metric: str | None = None) -> Table:
     seeds = len({cell.seed for cell in result.runs})
     done = finished(result.runs)
     over = f"{seeds} seeds" if len(done) == len(result.runs) else "the seeds that are finished"
-    title = f"{result.name}: {metric}" + (f", mean of {over}" if seeds > 1 and done else "")
+    nothing = f"The model {not_evaluated(run)}. {TEST_SET}" if not measured and done and not_evaluated(run) else ""
+    title = f"{result.name}: {'not evaluated' if nothing else metric}" + (
+        f", mean of {over}" if seeds > 1 and done else ""
+    )
     unknown = [name for name in result.metrics if name not in measured] if measured else []
-    run = RunData.read(result.folder)
     drawn = {key: run.drawn(ABOUT_CLIENTS[key]) for key in columns if key in ABOUT_CLIENTS}
-    made = Table(title=title, caption=_caption(set(columns), result.rule, unknown, any(drawn.values())))
+    caption = nothing or _caption(set(columns), result.rule, unknown, any(drawn.values()))
+    made = Table(title=title, caption=caption)
     made.add_column("algorithm", no_wrap=True)  # in a narrow terminal, headings give way before names
     for column in ("rounds", *(name + drawn.get(key, "") for key, name in columns.items())):
         made.add_column(column, justify="right")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.data.preprocessing import Column, Preprocessing
 from tests.cli.commands import fedloom, in_this_process
 
 
@@ -109,6 +110,30 @@ class Served:
 @pytest.fixture
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Served:
     return Served(tmp_path, monkeypatch, capsys)
+
+
+def test_check_says_that_protections_leave_nothing_to_measure_without_data_of_the_server(served: Served) -> None:
+    text = '[task]\nmodel = "digits_mlp"\n[algorithm]\nfedavg = {{ weights = "uniform" }}\n{}'
+    served.write(text.format("[privacy]\nsecure_aggregation = {}\n"))
+    assert "# Caution: Nothing will be measured: with [privacy], no metrics leave clients on a network." in served(
+        "check"
+    )
+    assert "Nothing will be measured" not in served("check", "--set", "data.source=digits", "--set", "data.server=1.0")
+    served.write(text.format(""))
+    assert "Nothing will be measured" not in served("check")
+
+
+def test_check_shows_what_sites_agreed_on_though_they_have_the_data(served: Served) -> None:
+    columns = (Column(name="age"), Column(name="weight"))
+    numbers = {"mean": (50.0, 70.0), "std": (15.0, 9.0)}
+    agreed = Preprocessing(columns=columns, **numbers, shape=(2,), classes=("0", "1"), label=("dead",))
+    agreed.write(served.file.parent / "agreed.json")
+    served.write('[data]\npreprocessing = "agreed.json"\n[task]\nmodel = "logistic"\n[algorithm]\nfedavg = {}\n')
+    for options in ((), ("-v",)):
+        shown = served("check", *options)
+        assert "Without a source in [data], only `fedloom serve` can run this" in shown
+        assert '[data]\npreprocessing = "agreed.json"\n\n' in shown
+    assert json.loads(served("check", "--json"))["experiment"]["data"] == {"preprocessing": "agreed.json"}
 
 
 def test_check_works_without_data_for_experiments_that_are_served(served: Served) -> None:

@@ -32,6 +32,7 @@ from fedloom.network.protocol.expected_update import synthetic_place
 from fedloom.network.protocol.messages import DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL, Parcel
 from fedloom.privacy.protection import check_plan
+from fedloom.privacy.words import unmeasured
 from fedloom.record import seconds
 from fedloom.results.result import Result
 from fedloom.task import Task
@@ -325,6 +326,7 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
         evaluate = experiment.evaluate.model_copy(update={"splits": (), "epochs": False})
         experiment = experiment.model_copy(update={"evaluate": evaluate})
     held = _held_by_server(experiment)
+    notes += [f"Caution: {text}" for text in unmeasured(experiment.privacy, bool(held))]
     at_clients = [split for split in experiment.evaluate.server or () if split not in held]
     if experiment.privacy.on and at_clients:
         notes.append(

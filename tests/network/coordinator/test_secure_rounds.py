@@ -13,7 +13,9 @@ from fedloom.experiment.progress import Silent
 from fedloom.network.agent.agent import Agent
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.messages import Assignment
+from fedloom.privacy.words import TEST_SET
 from fedloom.results.model_card import write_card
+from fedloom.results.summary import table
 from tests.network.conftest import weights
 from tests.network.coordinator.test_secure_relay import Crash, cohorts, crash_at, fail_at, simulated, sites
 
@@ -138,14 +140,18 @@ def test_an_agent_that_is_revoked_while_it_masks_costs_the_round(
 
 
 def test_report_and_card_do_not_invent_numbers_that_nobody_knows(tmp_path: Path) -> None:
-    result = sites(tmp_path / "net").run(Silent())
+    run = sites(tmp_path / "net")
+    assert any(line.startswith("Caution: Nothing will be measured: with [privacy], no metrics") for line in run.said)
+    result = run.run(Silent())
     why = "The model was not evaluated: under secure aggregation nothing is measured at clients."
     report = result.report().read_text()
     assert why in report
     assert "examples: not known, by design" in report
     assert "No algorithm has finished" not in report
     text = write_card(result, tmp_path, []).read_text()
-    assert why in text
+    assert f"## Know this before you use it\n\n- {why} Nobody knows how good it is.\n" in text
+    made = table(result)
+    assert (made.title, made.caption) == ("net: not evaluated", f"{why} {TEST_SET}")
     assert "5 clients. How many examples they have is not known, by design" in text
     for false in ("0 training examples", "| 0 | 0 | 0 |", "lowest and highest client", "These numbers"):
         assert false not in text
