@@ -224,12 +224,14 @@ def list_agents(folder: Folder, as_json: AsJson = False) -> None:
     from fedloom.network.coordinator.network_folder import unaware
 
     with _ledger(folder) as ledger:
-        rows = [{key: row[key] for key in ("agent", "name", "enrolled", "revoked")} for row in ledger.agents()]
+        rows = [
+            {key: row[key] for key in ("agent", "name", "enrolled", "replaced", "revoked")} for row in ledger.agents()
+        ]
         unused = [{"token": row["digest"][:8], "expires": row["expires"]} for row in ledger.unused_tokens()]
         waiting = unaware(ledger)
     lines = []
     for row in rows:
-        when = _time(row["enrolled"])
+        when = _time(row["enrolled"]) + (f", replaced {_time(row['replaced'])}" if row["replaced"] else "")
         lines.append(f"{row['name']:<24} {row['agent']}  enrolled {when}{'  REVOKED' if row['revoked'] else ''}")
     lines += [f"unused token {one['token']}, expires {_time(one['expires'])}" for one in unused]
     lines.append(f"{len(rows)} agent(s), {len(unused)} unused token(s).")
@@ -264,12 +266,13 @@ def invite_agents(
     expires: How long they can be used, such as 12h or 7d.
     """
     need_network()
-    from fedloom.network.coordinator.network_folder import invite
+    from fedloom.network.coordinator.network_folder import invite, join_command
     from fedloom.record import seconds
 
     with _ledger(folder) as ledger:
         for path in invite(ledger, count, seconds(expires)):
             print(path)
+            say(join_command(ledger, path))
 
 
 @command(agents_app, "replace")
@@ -280,11 +283,14 @@ def replace_agent(folder: Folder, name: str, expires: str = "7d") -> None:
     expires: How long the token can be used.
     """
     need_network()
-    from fedloom.network.coordinator.network_folder import replace
+    from fedloom.network.coordinator.network_folder import join_command, replace
     from fedloom.record import seconds
 
     with _ledger(folder) as ledger:
-        print(replace(ledger, name, seconds(expires)))
+        path = replace(ledger, name, seconds(expires))
+        (known,) = (row["name"] for row in ledger.agents() if name in (row["name"], row["agent"]))
+        print(path)
+        say(f"{join_command(ledger, path)}\nThe site keeps its name: {known}.")
 
 
 @command(agents_app, "renew-certificate")

@@ -144,10 +144,24 @@ def test_agents_are_invited_listed_and_revoked(tmp_path: Path) -> None:
     fedloom("agents", "invite", str(tmp_path), "--count", "2", "--expires", "1h", folder=tmp_path)
     assert "expires 20" in fedloom("agents", "list", str(tmp_path), folder=tmp_path).stdout
     assert fedloom("agents", "withdraw", str(tmp_path), "all", folder=tmp_path).stdout == "Withdrew 2 token(s).\n"
-    (path,) = fedloom("agents", "invite", str(tmp_path), folder=tmp_path).stdout.split()
+    done = fedloom("agents", "invite", str(tmp_path), folder=tmp_path)
+    (path,) = done.stdout.split()
+    assert f"fedloom join https://HOST:PORT --token {Path(path).read_text().strip()} --site SITE.toml" in done.stderr
     ledger = Ledger(tmp_path / "network")
+    ledger.set_fact("url", "https://host:1")  # as `serve` does
     ledger.enrol(Token.parse(Path(path).read_text()).digest, "kerry", "00" * 32)
     ledger.close()
+    assert "replaced" not in fedloom("agents", "list", str(tmp_path), folder=tmp_path).stdout
+    done = fedloom("agents", "replace", str(tmp_path), "kerry", folder=tmp_path)
+    token = Path(done.stdout.strip()).read_text().strip()
+    assert f"To join (once): fedloom join https://host:1 --token {token} --site SITE.toml\n" in done.stderr
+    assert "The site keeps its name: kerry." in done.stderr
+    ledger = Ledger(tmp_path / "network")
+    ledger.enrol(Token.parse(token).digest, "kerry", "01" * 32)
+    with pytest.raises(InputError, match=r"used by another agent.* `fedloom agents invite`, or .*agents replace`"):
+        ledger.enrol(Token.parse(token).digest, "cork", "02" * 32)
+    ledger.close()
+    assert ", replaced 20" in fedloom("agents", "list", str(tmp_path), folder=tmp_path).stdout
     assert "Revoked kerry." in fedloom("agents", "revoke", str(tmp_path), "kerry", folder=tmp_path).stdout
     found = json.loads(fedloom("agents", "list", str(tmp_path), "--json", folder=tmp_path).stdout)
     assert found["unused_tokens"] == 0

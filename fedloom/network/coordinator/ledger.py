@@ -185,7 +185,10 @@ class Ledger:
             if user is not None:
                 if user == agent:
                     return agent
-                raise InputError("the token was used by another agent: every agent needs its own")
+                raise InputError(
+                    "the token was used by another agent: every agent needs its own. The operator makes one with "
+                    "`fedloom agents invite`, or with `fedloom agents replace` for an agent that lost its state folder"
+                )
             if expires is not None and expires <= faults.clock():
                 raise InputError("the token has expired: ask the operator for another (`fedloom agents invite`)")
             taken = database.execute("SELECT agent FROM agents WHERE name = ?", (name,)).fetchone()

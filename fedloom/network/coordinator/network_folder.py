@@ -113,6 +113,12 @@ def token_file(ledger: Ledger, digest: str) -> Path:
     return ledger.folder / "tokens" / f"{digest[:8]}.token"
 
 
+def join_command(ledger: Ledger, token: Path) -> str:
+    """Return the command with which an agent uses a token, at the address that was last served."""
+    url = ledger.fact("url") or "https://HOST:PORT"
+    return f"To join (once): fedloom join {url} --token {token.read_text().strip()} --site SITE.toml"
+
+
 def withdraw(ledger: Ledger, name: str) -> int:
     """Delete an unused token, named by its file or the start of its hash, or all of them; return their number."""
     wanted = Path(name).name.removesuffix(".token")

@@ -24,6 +24,7 @@ from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.coordinator.network_folder import (
     change_certificate,
     invite,
+    join_command,
     operator_token,
     set_certificate,
     token_file,
@@ -116,6 +117,7 @@ class HttpsRun(NetworkRun):
         self.server = HttpsServer(self.pool, host, port, self.certificates, token.digest)
         shown = host if host not in ("0.0.0.0", "::") else socket.gethostname()
         self.url = f"{'https' if tls else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{self.server.number}"
+        self.ledger.set_fact("url", self.url)  # for the commands that later invitations print
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
@@ -136,7 +138,7 @@ class HttpsRun(NetworkRun):
         else:
             self.tell(f"Serving {self.url} without TLS: use it only behind a proxy that has TLS.")
         for file in (file for file in files if missing > 0 and file.is_file()):
-            self.tell(f"To join (once): fedloom join {self.url} --token {file.read_text().strip()} --site SITE.toml")
+            self.tell(join_command(self.ledger, file))
         self.tell(f"To watch: fedloom status {self.url} --token-file {self.operator}")
         self._announce_page()
         if self.experiment.privacy.secure_aggregation is None:
