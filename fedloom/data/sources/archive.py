@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -59,11 +60,35 @@ def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str,
 
 def open_text(file: Path | IO[bytes], name: str, encoding: str | None = None) -> TextIO:
     """Open a text file, without an encoding in UTF-8, decompressed if its name ends in .gz, .xz or .bz2."""
-    opener, encoding = OPENERS.get(Path(name).suffix.lower(), open), encoding or "utf-8-sig"
+    opener = OPENERS.get(Path(name).suffix.lower(), open)
+    if encoding is not None and isinstance(file, Path) and _has_one_byte_characters(encoding):
+        with opener(file, "rb") as content:
+            encoding = None if _is_utf_8(content) else encoding
+    encoding = encoding or "utf-8-sig"
     if opener is open and not isinstance(file, Path):
         return io.TextIOWrapper(file, encoding=encoding, newline="")
     text: TextIO = opener(file, "rt", encoding=encoding, newline="")
     return text
+
+
+def _has_one_byte_characters(encoding: str) -> bool:
+    every = bytes(range(256))
+    return len(every.decode(encoding, "replace")) == len(every)
+
+
+def _is_utf_8(content: IO[bytes]) -> bool:
+    """Whether a file is UTF-8 beyond doubt: it has characters of several bytes, which no latin text has by chance.
+
+    Of the files in a folder, one may be in another encoding, and the key that names it is for all of them.
+    """
+    decoder, plain = codecs.getincrementaldecoder("utf-8")(), True
+    try:
+        while block := content.read(1 << 20):
+            plain = decoder.decode(block).isascii() and plain
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return not plain
 
 
 def known_encoding(name: str | None, shown: str) -> str | None:

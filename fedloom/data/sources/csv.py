@@ -77,7 +77,9 @@ class Csv(Source):
     group: str | None = None
     """The column that says which rows belong together, such as those of one patient: they stay in one split."""
     encoding: str | None = None
-    """The encoding of the text, such as `latin-1` or `utf-16`; without it, UTF-8."""
+    """The encoding of the text, such as `latin-1` or `utf-16`; without it, UTF-8. Beside a file in `latin-1`, others
+    may be in UTF-8: they are recognised.
+    """
 
     @model_validator(mode="after")
     def _one_rule(self) -> Csv:

@@ -344,6 +344,16 @@ def test_a_file_in_another_encoding_is_read_if_it_is_named(tmp_path: Path, encod
         load("csv", path=tmp_path / "data.csv", label="y", categorical=["ward"], encoding="utf-16")
 
 
+@pytest.mark.parametrize("one_byte", ["latin-1", "cp1252"])
+def test_an_encoding_for_one_file_does_not_garble_those_in_utf_8(tmp_path: Path, one_byte: str) -> None:
+    text = "größe,ward,y\n1,Gynäkologie,0\n2,Innere,1\n"
+    for name, encoding in (("a", one_byte), ("b", "utf-8"), ("c", "utf-8-sig")):
+        (tmp_path / f"{name}.csv").write_bytes(text.encode(encoding))
+    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(text.encode()))
+    found = load("csv", path=tmp_path, label="y", categorical=["ward"], encoding=one_byte)
+    assert found.features == ("größe", "ward=Gynäkologie", "ward=Innere")
+
+
 def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="encoding = 'latin-99' is not known"):
         load("csv", path=tmp_path / "data.csv", label="y", encoding="latin-99")
