@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
@@ -31,6 +31,8 @@ FAR = 10.0  # standard deviations: whatever the distribution, at most 1 % of it 
 SLACK = 1e-3  # standard deviations, for rounding
 COPIES = 0.05  # a share of repeated rows
 CHANCE = 5.0  # times as many rows repeat as would by chance
+NAMED_DISTINCT = 0.3  # a share of different numbers in a column that is called patient or id: ages repeat more often
+MANY_CATEGORIES = 20  # with fewer, a category with one row may be an honest rare one
 RELATED = 0.9  # a correlation of features that say nearly the same
 MARKS = tuple(sign * number for number in (99.0, 999.0, 9999.0, 99999.0) for sign in (-1, 1))  # of missing values
 YES_WORDS, NO_WORDS = ("true", "yes", "ja", "oui", "wahr", "vrai"), ("false", "no", "nein", "non", "falsch", "faux")
@@ -196,6 +198,38 @@ def _numbers_rows(name: str, one: Numbers, examples: int) -> Iterator[str]:
     whole = np.unique(np.round(one))
     if len(whole) == len(one) == examples == whole[-1] - whole[0] + 1 and np.abs(one - np.round(one)).max() < 0.05:
         yield f"{name} numbers the rows, from {whole[0]:.0f} to {whole[-1]:.0f}: leave it out with drop."
+
+
+def identifies(name: str, values: Numbers, is_named: bool, may_group: bool) -> Iterator[str]:
+    """Yield a sentence about numbers that identify a patient or a row, by the column's name or by how they follow."""
+    known = values[np.isfinite(values)]
+    whole = np.unique(known)
+    if len(known) < FEWEST or (whole != np.round(whole)).any():
+        return
+    share, reach = len(whole) / len(known), whole[-1] - whole[0] + 1
+    if len(whole) == len(values) == reach:
+        return  # the number of the row, which has its own caution
+    in_sequence = share > 0.95 and np.median(np.diff(whole)) == 1  # measurements this close to each other would repeat
+    if in_sequence or (is_named and share > NAMED_DISTINCT):
+        group = f' If rows with the same one belong together, set group = "{name}" instead.' if may_group else ""
+        yield (
+            f"{name} looks like an identifier and is a feature: {len(whole):,} different whole numbers in "
+            f'{len(known):,} rows. Models learn rows by heart from it: leave it out with drop = ["{name}"].{group}'
+        )
+
+
+def rare_categories(name: str, cells: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence about a column with hundreds of categories from which nothing can be learnt, such as dates."""
+    counts = Counter(cell for cell in cells if cell)
+    single = sum(count == 1 for count in counts.values())
+    dates = sum(DATE.fullmatch(cell) is not None for cell in counts)
+    if len(counts) < MANY_CATEGORIES or 2 * max(single, dates) <= len(counts):
+        return
+    what = "which look like dates" if 2 * dates > len(counts) else f"and {single:,} of them have one row"
+    advice = (
+        "use what the dates mean, such as an age or a season" if 2 * dates > len(counts) else "use fewer categories"
+    )
+    yield f'{name} has {len(counts):,} categories, {what}: leave it out with drop = ["{name}"], or {advice}.'
 
 
 def _marks_gaps(name: str, one: Numbers) -> Iterator[str]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedloom.data.csv_text import CsvText, as_number, composed, finite_number, not_csv, numbers
 from fedloom.data.federation import Dataset
+from fedloom.data.plausibility import identifies, rare_categories
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
 from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
@@ -32,6 +33,11 @@ SPLIT_NAMES = {  # what the cells of a split column may say
 TABLE = re.compile(r"(.+)\.[ct]sv(\.gz|\.xz|\.bz2)?", re.IGNORECASE)  # not a copy such as berlin.csv.bak
 PERSON = re.compile(  # also in German; visits and cases are counts
     r"patient|person|subject|participant|proband|(^|[_ -])((p?id|mrn)$|(fall|case|visit)(?!s))|(nr\.?|nummer)$",
+    re.IGNORECASE,
+)
+IDENTIFIER = re.compile(  # narrower, for features: patient_age is none
+    r"(patient|person|subject|participant|proband|fall|case|visit)[_ -]?(id|mrn|no|code|number)?$"
+    r"|(^|[_ -])(p?id|mrn)$|(nr\.?|nummer)$",
     re.IGNORECASE,
 )
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -228,7 +234,7 @@ class Csv(Source):
             split=None if self.split_column is None else self._splits(rows),
             group=None if self.group is None else np.array(rows.texts[self.group]),
             preprocessing=preprocessing,
-            cautions=tuple(self._repeated(rows, client)),
+            cautions=(*self._repeated(rows, client), *self._no_features(rows)),
         )
 
     def _column(self, name: str, rows: _Rows, marks: dict[str, float]) -> Column:
@@ -282,6 +288,14 @@ class Csv(Source):
                     f"Column '{name}' has the same value in several rows. If these belong together, such as the visits "
                     f'of one patient, some are for training and others for the test: set group = "{name}".'
                 )
+
+    def _no_features(self, rows: _Rows) -> Iterator[str]:
+        """Name columns that are features and were probably not meant to be."""
+        may_group = self.split_column is None and self.group is None
+        for name, values in zip(rows.numeric, np.concatenate(rows.numbers).T.astype(np.float64), strict=True):
+            yield from identifies(name, values, IDENTIFIER.search(name) is not None, may_group)
+        for name in (name for name in rows.features if name in self._categorical):
+            yield from rare_categories(name, rows.texts[name])
 
     @property
     def _categorical(self) -> Sequence[str]:

@@ -369,3 +369,33 @@ def test_an_unknown_encoding_is_refused(tmp_path: Path) -> None:
 )
 def test_columns_that_may_say_whose_a_row_is_are_known_by_name(names: tuple[str, ...], found: bool) -> None:
     assert {name: bool(PERSON.search(name)) for name in names} == dict.fromkeys(names, found)
+
+
+def cautions(folder: Path, rows: list[tuple[object, ...]], header: str, **keys: Any) -> str:
+    table(folder, f"{header}\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    return " ".join(load("csv", folder, path="data.csv", label="y", **keys).cautions)
+
+
+def test_a_number_that_identifies_a_patient_is_named_with_what_to_do(tmp_path: Path) -> None:
+    visits = [(20_000 + 7 * (at // 2), 30 + at % 40, at % 2) for at in range(80)]
+    said = cautions(tmp_path, visits, "patient_id,patient_age,y")
+    assert said.startswith(
+        "patient_id looks like an identifier and is a feature: 40 different whole numbers in 80 rows"
+    )
+    assert 'drop = ["patient_id"]. If rows with the same one belong together, set group = "patient_id"' in said
+    assert "patient_age" not in cautions(tmp_path, visits, "patient_id,patient_age,y", drop=["patient_id"])
+    numbered = [(at + 1000 * (at >= 40), at * 0.5, at % 2) for at in range(80)]  # as two sites number their rows
+    assert cautions(tmp_path, numbered, "code,x,y").startswith("code looks like an identifier")
+    spread = [(at * at, at * 0.5, at % 2) for at in range(80)]
+    assert cautions(tmp_path, spread, "platelets,x,y") == ""
+
+
+def test_a_column_with_a_category_for_nearly_every_row_is_named(tmp_path: Path) -> None:
+    days = [(f"2024-{1 + at % 12:02}-{1 + at // 12:02}", at, at % 2) for at in range(60)]
+    said = cautions(tmp_path, days, "day,x,y", categorical=["day"])
+    assert 'day has 60 categories, which look like dates: leave it out with drop = ["day"], or use what' in said
+    names = [(f"n{at}" if at < 40 else "other", at, at % 2) for at in range(60)]
+    said = cautions(tmp_path, names, "name,x,y", categorical=["name"])
+    assert 'name has 41 categories, and 40 of them have one row: leave it out with drop = ["name"]' in said
+    wards = [(f"n{at % 25}", at, at % 2) for at in range(60)]
+    assert cautions(tmp_path, wards, "ward,x,y", categorical=["ward"]) == ""
