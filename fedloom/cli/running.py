@@ -69,6 +69,7 @@ def demo(
     out: Path = Path("runs/demo"),
     live: bool = False,
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8600,
+    fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -80,14 +81,14 @@ def demo(
     """
     file = Path(__file__).parents[1] / "experiment" / "templates" / "demo.toml"
     if not live:
-        _run(file, None, out, as_json, quiet, report=True)
+        _run(file, None, out, as_json, quiet, report=True, fresh=fresh)
         if not quiet:
             shared.say("What the seven ways are: docs/explanation/seven-ways.md in fedloom's repository")
         return
     from fedloom.cli.watching import opened
 
     with opened(out, "127.0.0.1", port, browser=True):
-        _run(file, ["run.checkpoint_every=1"], out, as_json, quiet, report=True)
+        _run(file, ["run.checkpoint_every=1"], out, as_json, quiet, report=True, fresh=fresh)
         shared.say("The page stays open. Ctrl-C ends it.")
         threading.Event().wait()
 

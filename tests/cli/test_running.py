@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,20 @@ def test_the_demo_says_where_the_seven_ways_are_explained(
     assert (Path(__file__).parents[2] / "docs" / "explanation" / "seven-ways.md").is_file()
     in_this_process("demo", "-q", monkeypatch=monkeypatch)
     assert capsys.readouterr().err == ""
+
+
+class Stopped:
+    finished = False
+
+
+@pytest.mark.parametrize("live", [(), ("--live",)])
+def test_the_demo_can_start_over(live: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr("fedloom.cli.watching.opened", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("fedloom.experiment.run.run_plan", lambda *_, fresh, **__: asked.append(fresh) or Stopped)
+    in_this_process("demo", *live, monkeypatch=monkeypatch, code=130)
+    in_this_process("demo", *live, "--fresh", monkeypatch=monkeypatch, code=130)
+    assert asked == [False, True]
 
 
 def test_a_sweep_says_which_settings_tie(
