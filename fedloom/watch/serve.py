@@ -80,7 +80,8 @@ def _listen(host: str, port: int) -> socket.socket:
         one.listen(64)
     except OSError as error:
         one.close()
+        options = "--port" if host == LOOPBACK else "--port or --host"  # the demo has no --host
         raise InputError(
-            f"The page cannot use {host}, port {port}: {error.strerror or error}. Choose another with --port or --host."
+            f"The page cannot use {host}, port {port}: {error.strerror or error}. Choose another with {options}."
         ) from None
     return one

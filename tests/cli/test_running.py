@@ -225,6 +225,16 @@ def test_the_demo_can_start_over(live: tuple[str, ...], monkeypatch: pytest.Monk
     assert asked == [False, True]
 
 
+@pytest.mark.parametrize("options", [(), ("--live",), ("--live", "--out", "my run")])
+def test_a_demo_that_was_stopped_is_continued_as_a_demo(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fedloom.cli.watching.opened", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("fedloom.experiment.run.run_plan", lambda *_, **__: Stopped)
+    in_this_process("demo", *options, monkeypatch=monkeypatch, code=130)
+    assert capsys.readouterr().err.endswith(f"Continue with: {shlex.join(['fedloom', 'demo', *options])}\n")
+
+
 def test_a_sweep_says_which_settings_tie(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -42,7 +42,7 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         said = fedloom("watch", "run", "--port", port, folder=tmp_path, code=2).stderr
-    assert f"The page cannot use 127.0.0.1, port {port}: Address already in use. Choose another" in said
+    assert f"The page cannot use 127.0.0.1, port {port}: Address already in use. Choose another with --port." in said
 
 
 def test_a_missing_extra_is_named(
