@@ -201,7 +201,9 @@ def _operator(page: Page) -> Operator:
 
 
 def _overviews(page: Page) -> list[Json]:
-    return [views.overview(live.data(), read_control(live.folder)) for live in page.runs]
+    runs = [(live.data(), read_control(live.folder)) for live in page.runs]
+    names = views.names([run for run, _ in runs])
+    return [{**views.overview(*run), "name": name} for run, name in zip(runs, names, strict=True)]
 
 
 def _stamps(page: Page) -> object:

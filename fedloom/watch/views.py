@@ -33,6 +33,13 @@ MOST_CELLS = 4_000_000  # of a matrix: of more, the last rounds are shown
 TOOK_PART = 1  # in a matrix; each of MARKS follows
 
 
+def names(runs: Sequence[RunData]) -> list[str]:
+    """Return what the page calls each run: its name, or its folder if one file was run into several folders."""
+    by_name, by_folder = [run.name for run in runs], [run.folder.resolve().name for run in runs]
+    paths = [str(run.folder) for run in runs]
+    return next((some for some in (by_name, by_folder) if len({*some}) == len(runs)), paths)
+
+
 def overview(run: RunData, control: Json) -> Json:
     """Return what the top of the page shows: how far the run is, and what there is to look at."""
     rounds = run.facts.get("rounds")

@@ -64,6 +64,13 @@ def login(client: Requests, token: str = TOKEN) -> dict[str, str]:
     return {**ORIGIN, "cookie": reply.headers["set-cookie"].split(";")[0]}
 
 
+def test_the_page_gets_different_names_of_runs_with_the_same_name(tmp_path: Path) -> None:
+    facts = {"description": {"name": "seven", "metrics": ["accuracy"]}}
+    client = requests(*(GrowingRun(tmp_path / name, facts=facts).add(1).folder for name in ("even", "skewed")))
+    assert [run["name"] for run in client.get("/api/runs").json()] == ["even", "skewed"]
+    client.close()
+
+
 def test_everything_is_bound_by_a_strict_policy_and_comes_from_the_package(client: Requests) -> None:
     for path in ("/", *(f"/static/{name}" for name in FILES), "/api/page", "/api/runs", "/nothing"):
         reply = client.get(path)

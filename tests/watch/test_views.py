@@ -190,6 +190,19 @@ def test_the_overview_says_how_far_the_run_is_and_how_long_it_takes(tmp_path: Pa
     json.dumps(ended, allow_nan=False)
 
 
+def test_runs_with_the_same_name_are_called_by_their_folders(tmp_path: Path) -> None:
+    def made(folder: str, name: str) -> RunData:
+        GrowingRun(tmp_path / folder, facts={"description": {"name": name, "metrics": ["accuracy"]}}).add(1)
+        return RunData.read(tmp_path / folder)
+
+    even, skewed, other = made("even", "seven"), made("skewed", "seven"), made("b/even", "other")
+    assert views.names([]) == []
+    assert views.names([even]) == ["seven"]
+    assert views.names([even, other]) == ["seven", "other"]
+    assert views.names([even, skewed]) == ["even", "skewed"]
+    assert views.names([even, skewed, other]) == [str(run.folder) for run in (even, skewed, other)]
+
+
 def figure_of_lock(folder: Path):  # type: ignore[no-untyped-def]
     from fedloom.files import locked
 
