@@ -30,12 +30,20 @@ Tell = Callable[[int, int], object]  # steps that are done, and how many there a
 
 
 def audit(
-    experiment: Experiment, folder: Path, only: Collection[str], progress: Progress, canaries: int = 1000
+    experiment: Experiment,
+    folder: Path,
+    only: Collection[str],
+    progress: Progress,
+    canaries: int = 1000,
+    run: str = "fedloom run",
 ) -> dict[str, Any]:
-    """Run the audits with these names, or all, and return what `audit.json` now holds; some may not apply."""
+    """Run the audits with these names, or all, and return what `audit.json` now holds; some may not apply.
+
+    `run` is the command that makes the run, for a message if there is none.
+    """
     known: dict[str, Callable[[Experiment, Plan, Path, Tell], Any]] = {
         "epsilon": partial(_epsilon, canaries),
-        "membership": _membership,
+        "membership": partial(_membership, run),
         "reconstruction": _reconstruction,
         "poisoning": _poisoning,
     }
@@ -106,10 +114,12 @@ def _epsilon(canaries: int, experiment: Experiment, plan: Plan, folder: Path, te
     return found
 
 
-def _membership(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
+def _membership(run: str, experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
+    if not (folder / "run.db").is_file():
+        raise InputError(f"There is no run in {folder} to attack. Run the experiment first: `{run}`")
     result, seed = Result.read(folder, plan), plan.seeds[0]
     if not result.finished:
-        raise InputError(f"The run in {folder} is not finished: `fedloom run` it first.")
+        raise InputError(f"The run in {folder} is not finished. Finish it first: `{run}`")
     found = {}
     tell(0, len(plan.algorithms))
     with Store(folder, read_only=True) as store:

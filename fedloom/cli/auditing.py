@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -56,8 +57,10 @@ def audit_privacy(
 
     experiment = load(file, changes)
     folder = out or Path("runs") / experiment.name
+    chosen = [*(part for change in changes or () for part in ("--set", change)), *(["--out", str(out)] if out else [])]
+    run = shlex.join(["fedloom", "run", str(file), *chosen])
     with shared.showing(quiet) as progress:
-        found = audit(experiment, folder, only or (), progress, canaries)
+        found = audit(experiment, folder, only or (), progress, canaries, run)
     write = print_json(found) if as_json else _print_findings(found)
     with styled():
         drawn = [figure for draw in (reconstruction, poisoning) if (figure := draw(found)) is not None]

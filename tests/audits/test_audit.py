@@ -56,7 +56,7 @@ def test_the_claimed_epsilon_is_audited_without_a_run(tmp_path: Path) -> None:
     ("name", "why"),
     [
         ("epsilon", "claims no ε for clients"),
-        ("membership", "is not a run folder"),
+        ("membership", "There is no run in"),
         ("memebrship", "There is no audit 'memebrship'. Known: .* Did you mean 'membership'?"),
     ],
 )
@@ -72,9 +72,9 @@ def test_of_several_audits_those_that_apply_are_made_and_the_others_say_why(
     monkeypatch.setattr(auditing, "_poisoning", lambda *given: {"accuracy": {}})
     found = audit(experiment_file.parse(SETTINGS), tmp_path, ["epsilon", "membership", "poisoning"], Progress())
     assert "claims no ε for clients" in found["epsilon"]["left_out"]
-    assert "is not a run folder" in found["membership"]["left_out"]
+    assert "There is no run in" in found["membership"]["left_out"]
     assert found["poisoning"] == {"accuracy": {}}
-    with pytest.raises(InputError, match=r"^No audit of epsilon: .* dp\.\nNo audit of membership: .* not a run folder"):
+    with pytest.raises(InputError, match=r"^No audit of epsilon: .* dp\.\nNo audit of membership: There is no run"):
         audit(experiment_file.parse(SETTINGS), tmp_path, ["membership", "epsilon"], Progress())
 
 
@@ -104,7 +104,7 @@ def test_without_a_choice_audits_that_do_not_apply_are_left_out_and_earlier_ones
     assert list(found) == ["poisoning", "another", "experiment", "epsilon", "membership", "reconstruction"]
     assert found["poisoning"] == {"accuracy": {}}
     assert "claims no ε for clients" in found["epsilon"]["left_out"]
-    assert "is not a run folder" in found["membership"]["left_out"]
+    assert "There is no run in" in found["membership"]["left_out"]
 
 
 def test_findings_about_another_experiment_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

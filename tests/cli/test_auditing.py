@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,10 @@ def test_what_does_not_exist_is_an_error(private: Path) -> None:
         done = fedloom("audit", folder, folder=private, code=2)
         assert f"{folder} is not an experiment file. `fedloom audit` takes the file that was run" in done.stderr
     assert "There is no audit 'x'" in fedloom("audit", "private.toml", "--only", "x", folder=private, code=2).stderr
+
+
+def test_an_attack_on_the_final_model_says_how_to_make_the_run(private: Path) -> None:
+    for options in ((), ("--set", "rounds=2", "--out", "my run")):
+        done = fedloom("audit", "private.toml", "--only", "membership", *options, folder=private, code=2)
+        command = shlex.join(["fedloom", "run", "private.toml", *options])
+        assert f"Run the experiment first: `{command}`" in " ".join(done.stderr.split())
