@@ -8,7 +8,7 @@ with noise (differential privacy, if the attacker knows everything but the victi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,13 +27,16 @@ from fedloom.training.modules import ModuleTensors, load
 
 STEPS, STEP_SIZE = 200, 0.1
 VICTIMS, PICTURED = 100, 3  # whose labels and whose examples are recovered
+SMALLEST_SIDE = 4  # of a picture: four or nine numbers without names are no picture
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What an attacker got from each view of an update; pictures are rows of numbers between 0 and 1."""
+    """What an attacker got from each view of an update: pictures, or the values of columns that have names."""
 
-    pictures: dict[str, list[list[list[float]]]]  # "original" and each view → one picture per victim
+    pictures: dict[str, list[list[list[float]]]]  # "original" and each view → a picture per victim, between 0 and 1
+    values: dict[str, list[list[float]]]  # the same for examples that are no pictures: numbers as the model gets them
+    columns: list[str]  # the names of the values
     similarity: dict[str, float]  # the mean correlation with the original; "chance": that of all other examples
     labels: dict[str, Share]  # how often the label was recovered
     cohort: int
@@ -49,14 +52,16 @@ def reconstruct(
 ) -> Reconstruction:
     """Attack the updates of some clients; `tell` is called with the pictures that are done, and how many there are."""
     x, y = prepare(federation.x, federation.y, federation.scale, task)
-    side, classes = math.isqrt(x[0].numel()), len(federation.classes)
+    side, classes, columns = math.isqrt(x[0].numel()), len(federation.classes), _columns(x, federation.features)
     if task.loss != "cross_entropy":  # labels are read from the gradient of its last layer
         raise InputError(f"Only updates of the loss cross_entropy can be attacked here. Got {task.loss!r}.")
-    if side**2 != x[0].numel() or not x.is_floating_point() or not classes:
+    if (side**2 != x[0].numel() and not columns) or not x.is_floating_point() or not classes:
         raise InputError(
-            "Only square pictures with one colour and a label can be reconstructed here. An example has the shape "
-            f"{' × '.join(map(str, x.shape[1:])) or '1'}, and there are {classes} classes."
+            "Only square pictures with one colour and rows of numbers can be reconstructed here, if they have a label. "
+            f"An example has the shape {' × '.join(map(str, x.shape[1:])) or '1'}, and there are {classes} classes."
         )
+    if federation.preprocessing.untouched:  # the number of a category has no gradient
+        raise InputError("Examples with embedded columns cannot be reconstructed here. Leave out 'embed' for it.")
     module, draw = task.build().eval(), torch.Generator().manual_seed(keys.key(federation.seed, "reconstruct") >> 1)
     load(ModuleTensors(module).own, task.whole(task.initial()))
     learnt = [leaf for leaf in module.parameters() if leaf.requires_grad]
@@ -107,8 +112,21 @@ def reconstruct(
             pictures[view] = torch.cat(found)
     similarity = {view: _similarity(each, x[victims]) for view, each in pictures.items()}
     similarity["chance"] = float(np.mean([_similarity(x[victims[:1]], other[None]) for other in x[:VICTIMS]]))
-    shown = {view: ((e - low) / (high - low)).reshape(-1, side, side).tolist() for view, e in pictures.items()}
-    return Reconstruction(shown, similarity, labels, cohort, noise_multiplier)
+    values, shown = {}, {}
+    for view, each in pictures.items():
+        if columns:
+            values[view] = each.flatten(1).tolist()
+        else:
+            shown[view] = ((each - low) / (high - low)).reshape(-1, side, side).tolist()
+    return Reconstruction(shown, values, columns, similarity, labels, cohort, noise_multiplier)
+
+
+def _columns(x: Tensor, names: Sequence[str]) -> list[str]:
+    """Return the names of the numbers of an example; none if it is a picture, perhaps one whose pixels are in a row."""
+    side = math.isqrt(x[0].numel())
+    if x.dim() != 2 or (not names and side >= SMALLEST_SIDE and side**2 == x.shape[1]):
+        return []
+    return [*names] or [f"feature {number}" for number in range(1, x.shape[1] + 1)]
 
 
 def label_of(gradient: Tensor) -> int:
@@ -120,6 +138,6 @@ def label_of(gradient: Tensor) -> int:
 
 
 def _similarity(found: Tensor, originals: Tensor) -> float:
-    """Return the mean correlation of pictures with their originals."""
+    """Return the mean correlation of examples with their originals."""
     centred = [each.flatten(1) - each.flatten(1).mean(1, keepdim=True) for each in (found, originals)]
     return float(cosine_similarity(centred[0], centred[1], dim=1).mean())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,10 @@ from fedloom.results.figure_style import FAINT, INK, CaptionedFigure
 from fedloom.results.sentences import say
 from fedloom.results.table import Table, Value
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_COLUMNS = 15  # whose values are drawn
 Findings = Mapping[str, Any]  # by the name of the audit
 PANELS = {
     "original": "original",
@@ -56,14 +60,15 @@ def _membership(found: dict[str, Any]) -> Table:
 
 
 def _reconstruction(found: dict[str, Any]) -> Table:
-    columns = ("what the attacker sees", "labels recovered", "95 % low", "95 % high", "similarity of pictures")
+    what = "values" if found.get("columns") else "pictures"  # findings of earlier versions have pictures alone
+    columns = ("what the attacker sees", "labels recovered", "95 % low", "95 % high", f"similarity of {what}")
     views = {view: title.format(**found) for view, title in PANELS.items() if view in found["labels"]}
     rows: list[tuple[Value, ...]] = [
         (title, *found["labels"][view].values(), found["similarity"][view]) for view, title in views.items()
     ]
     rows.append(("nothing: another example", None, None, None, found["similarity"]["chance"]))
     kinds = ("text", "percent", "percent", "percent", "short")
-    note = say("note", "audit_reconstruction") + _not_applied(found)
+    note = say("note", "audit_reconstruction", what=what) + _not_applied(found)
     return Table("audit_reconstruction", "What one update gives away", columns, tuple(rows), kinds, note)
 
 
@@ -74,10 +79,26 @@ def _not_applied(found: dict[str, Any]) -> str:
 
 
 def reconstruction(audit: Findings) -> CaptionedFigure | None:
-    """Pictures of examples, and what an attacker makes of their updates."""
+    """Pictures or values of examples, and what an attacker makes of their updates."""
     found = audit.get("reconstruction", {})
     if "pictures" not in found:
         return None
+    columns = found.get("columns", [])
+    about = {key: found[key] for key in ("cohort", "noise_multiplier")}
+    caption = say("caption", "reconstruction", part="panel" if columns else "row", **about)
+    if columns:
+        figure = _values(found, columns[:MOST_COLUMNS])
+        caption += " " + say("caption", "reconstructed_values")
+        if len(columns) > MOST_COLUMNS:
+            caption += " " + say("caption", "first_columns", shown=MOST_COLUMNS, columns=len(columns))
+    else:
+        figure = _pictures(found)
+    caption += _not_applied(found)
+    return CaptionedFigure("reconstruction", "Examples that an attacker reconstructs", caption, figure)
+
+
+def _pictures(found: dict[str, Any]) -> Figure:
+    """One row of pictures per victim."""
     victims = len(found["pictures"]["original"])
     figure = style.new_figure(1.45 * len(PANELS) + 0.3, 1.35 * victims + 0.4)
     grid = figure.subplots(victims, len(PANELS), squeeze=False)
@@ -87,9 +108,28 @@ def reconstruction(audit: Findings) -> CaptionedFigure | None:
             axes.imshow(picture, cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set(visible=True, color=FAINT, linewidth=0.5)
-    caption = say("caption", "reconstruction", **{key: found[key] for key in ("cohort", "noise_multiplier")})
-    caption += _not_applied(found)
-    return CaptionedFigure("reconstruction", "Examples that an attacker reconstructs", caption, figure)
+    return figure
+
+
+def _values(found: dict[str, Any], columns: list[str]) -> Figure:
+    """One panel per victim: a bar for the value of each column, and a mark for what each view shows of it."""
+    victims, places = len(found["values"]["original"]), np.arange(len(columns))
+    figure = style.new_figure(8.2, 0.3 * len(columns) + 1.3)
+    panels = figure.subplots(1, victims, sharex=True, sharey=True, squeeze=False)[0]
+    for number, axes in enumerate(panels):
+        values = {view: np.array(found["values"][view][number][: len(columns)]) for view in PANELS}
+        axes.barh(places, values["original"], 0.7, color="#c8c8c8", label=PANELS["original"])
+        for (view, title), colour, marker in zip([*PANELS.items()][1:], style.COLOURS, "osD", strict=False):
+            label = title.format(**found)
+            axes.plot(values[view], places, marker, color=colour, markersize=4.5, alpha=0.9, label=label)
+        axes.axvline(0, color=FAINT, linewidth=0.5)
+        axes.set_title(f"client {number + 1}", loc="left")
+        axes.set_xlabel("value")
+    panels[0].set_yticks(places, columns)
+    panels[0].invert_yaxis()  # columns are read from the top
+    handles, labels = panels[0].get_legend_handles_labels()  # the bars are last
+    figure.legend([handles[-1], *handles[:-1]], [labels[-1], *labels[:-1]], loc="outside upper left", ncols=len(PANELS))
+    return figure
 
 
 def poisoning(audit: Findings) -> CaptionedFigure | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ import fedloom as fl
 from fedloom.audits import reconstruction
 from fedloom.audits.reconstruction import Reconstruction, label_of, reconstruct
 from fedloom.data.federation import Federation
+from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.task import leaves
 
@@ -56,6 +59,27 @@ def test_pictures_are_squares_of_shares(found: Reconstruction) -> None:
         assert 0 <= np.min(each) <= np.max(each) <= 1
 
 
+@pytest.mark.parametrize(("width", "names"), [(4, ()), (5, ()), (16, [f"column {place}" for place in range(16)])])
+def test_numbers_that_are_no_picture_keep_their_names(width: int, names: Sequence[str]) -> None:
+    draw = np.random.default_rng(1)
+    x = draw.normal(size=(60, width)).astype(np.float32)
+    data = replace(Federation.from_arrays(x, draw.integers(0, 3, 60), clients=6), features=tuple(names))
+    found = reconstruct(fl.Task("mlp", args={"features": width, "classes": 3, "hidden": [32]}), data, 10, 4.0)
+    assert found.pictures == {}
+    assert found.columns == [*names] or found.columns[:2] == ["feature 1", "feature 2"]
+    assert {np.shape(each) for each in found.values.values()} == {(reconstruction.PICTURED, width)}
+    assert all(any(np.allclose(row, one) for one in x) for row in found.values["original"])
+    assert found.similarity["update"] > 0.9
+
+
+def test_embedded_columns_are_refused() -> None:
+    columns = (Column(name="age"), Column(name="place", categories=("a", "b"), embedded=True))
+    data = Federation.from_arrays(np.random.rand(20, 2), np.arange(20) % 2, clients=2)
+    data = replace(data, features=("age", "place"), preprocessing=Preprocessing(columns=columns))
+    with pytest.raises(InputError, match="embedded columns cannot be reconstructed"):
+        reconstruct(fl.Task("mlp", args={"features": 2, "classes": 2}), data, 2, 1.0)
+
+
 def test_the_same_seed_attacks_the_same_clients(found: Reconstruction) -> None:
     task = fl.Task("mlp", args={"features": 16, "classes": 3, "hidden": [32]})
     assert reconstruct(task, pictures(), 10, 4.0) == found
@@ -84,7 +108,7 @@ def test_a_label_is_read_from_the_last_layer_with_or_without_a_bias() -> None:
 @pytest.mark.parametrize(
     ("data", "shape"),
     [
-        (Federation.from_arrays(np.random.rand(20, 5), np.arange(20) % 2, clients=2), "5, and there are 2 classes"),
+        (Federation.from_arrays(np.random.rand(20, 3, 5), np.arange(20) % 2, clients=2), "3 × 5, and there are 2 cl"),
         (Federation.from_arrays(np.random.rand(20, 4), np.random.rand(20), clients=2), "4, and there are 0 classes"),
     ],
 )

@@ -81,6 +81,34 @@ def test_the_pictures_of_a_victim_are_one_row() -> None:
     assert titles == ["original", "from the update", "from the mean of 10", "with noise, z = 1"]
 
 
+def of_columns(count: int) -> dict[str, Any]:
+    values = {view: [[float(place) for place in range(count)]] * 3 for view in ("original", *VIEWS)}
+    columns = [f"column {place}" for place in range(count)]
+    return {"reconstruction": {**FOUND["reconstruction"], "pictures": {}, "values": values, "columns": columns}}
+
+
+def test_the_values_of_a_table_are_drawn_with_the_names_of_its_columns() -> None:
+    drawn = audit_findings.reconstruction(of_columns(4))
+    assert drawn is not None
+    assert [axes.get_title(loc="left") for axes in drawn.figure.axes] == ["client 1", "client 2", "client 3"]
+    named = [label.get_text() for label in drawn.figure.axes[0].get_yticklabels()]
+    assert named == ["column 0", "column 1", "column 2", "column 3"]
+    assert [bar.get_width() for bar in drawn.figure.axes[0].patches] == [0, 1, 2, 3]
+    assert drawn.caption.startswith("Each panel is a client")
+    assert "columns are shown" not in drawn.caption
+    (table,) = audit_findings.tables(of_columns(4))
+    assert table.columns[-1] == "similarity of values"
+    assert "values are searched for" in table.note
+    assert "picture" not in table.note + drawn.caption
+
+
+def test_of_many_columns_the_first_are_drawn() -> None:
+    drawn = audit_findings.reconstruction(of_columns(20))
+    assert drawn is not None
+    assert len(drawn.figure.axes[0].patches) == 15
+    assert drawn.caption.endswith("The first 15 of 20 columns are shown.")
+
+
 def test_the_heat_map_has_a_number_for_every_rule_and_attack() -> None:
     drawn = audit_findings.poisoning(FOUND)
     assert drawn is not None
