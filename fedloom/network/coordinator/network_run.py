@@ -163,7 +163,7 @@ class NetworkRun:
     def _start_when(self) -> int | tuple[str, ...]:
         return self.experiment.cohort.start_when
 
-    def _wait_for_agents(self) -> None:
+    def _wait_for_agents(self, should_stop: Callable[[], bool]) -> None:
         """Wait for the agents that the experiment needs; a continued run waits for all agents that were in it."""
         before = {row["agent"] for row in self.ledger.clients()}
         if before and self._is_done():
@@ -173,6 +173,8 @@ class NetworkRun:
         self.pool.stage = f"waiting for {'the agents to come back' if before else words}"
 
         def here() -> bool:
+            if should_stop():  # there is no round whose end could be waited for
+                raise KeyboardInterrupt
             self._check_agents()
             ready = self.pool.ready()
             if before and self.experiment.cohort.mode == "async":  # the others come when they like
@@ -248,7 +250,7 @@ class NetworkRun:
 
     def _run(self, progress: Progress, should_stop: Callable[[], bool]) -> Result:
         try:
-            self._wait_for_agents()
+            self._wait_for_agents(should_stop)
             self.pool.run_plan["data"] = self.ledger.fact("data")
             sampling = self.experiment.cohort
             roster = self._roster(sum(not row["late"] for row in self.ledger.clients()))

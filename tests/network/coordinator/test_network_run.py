@@ -263,3 +263,10 @@ def test_agents_hear_the_shape_of_an_agreed_example_before_they_load_weights(tmp
     del run.tables[1]["data"]["preprocessing"]
     with pytest.raises(InputError, match="2 features here, 3 features in the run"):
         run.run(Silent())
+
+
+def test_a_run_that_waits_for_agents_stops_when_it_is_asked_to(tmp_path: Path) -> None:
+    from fedloom.experiment.experiment_file import parse
+
+    with pytest.raises(KeyboardInterrupt):
+        NetworkRun(parse(EXPERIMENT), tmp_path / "net").run(Silent(), should_stop=lambda: True)
