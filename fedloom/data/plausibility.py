@@ -152,8 +152,10 @@ def _never_varies(name: str, one: Numbers) -> Iterator[str]:
 def are_dates(names: Sequence[str]) -> bool:
     """Whether names of classes are dates, such as 2024-03-31 or 20240331.
 
-    >>> are_dates(["2024-03-31", "2024-04-01"]), are_dates(["20240331", "20240401"]), are_dates(["2024", "2025"])
-    (True, True, False)
+    >>> are_dates(["2024-03-31", "2024-04-01"]), are_dates(["20240331", "20240401", "20240402"])
+    (True, True)
+    >>> are_dates(["2024", "2025", "2026"])
+    False
     """
     if len(names) < 2:
         return False

@@ -266,7 +266,6 @@ def test_agents_hear_the_shape_of_an_agreed_example_before_they_load_weights(tmp
 
 
 def test_a_run_that_waits_for_agents_stops_when_it_is_asked_to(tmp_path: Path) -> None:
-    from fedloom.experiment.experiment_file import parse
-
+    run = InProcessRun(tmp_path / "net", EXPERIMENT, {})
     with pytest.raises(KeyboardInterrupt):
-        NetworkRun(parse(EXPERIMENT), tmp_path / "net").run(Silent(), should_stop=lambda: True)
+        run.run(Silent(), should_stop=lambda: True)
