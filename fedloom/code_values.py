@@ -11,9 +11,11 @@ import functools
 import hashlib
 import importlib.util
 import inspect
+import pickle
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from importlib.machinery import ModuleSpec
@@ -65,7 +67,7 @@ def _parts(thing: Any, seen: tuple[int, ...], depth: int, done: set[int]) -> Ite
         yield b"..."
         return
     inside = functools.partial(_parts, seen=(*seen, id(thing)), depth=depth + 1, done=done)
-    if isinstance(thing, (list, tuple)):
+    if isinstance(thing, (list, tuple, deque)):
         yield type(thing).__name__.encode()
         for one in thing:
             yield from inside(one)
@@ -77,11 +79,18 @@ def _parts(thing: Any, seen: tuple[int, ...], depth: int, done: set[int]) -> Ite
         yield from inside([thing.func, thing.args, thing.keywords])
     elif isinstance(thing, types.MethodType):
         yield from inside([thing.__func__, thing.__self__])
-    elif isinstance(thing, (types.ModuleType, types.BuiltinFunctionType, Enum)):
+    elif isinstance(thing, Enum):
+        yield from inside([type(thing).__qualname__, thing.name, thing.value])
+    elif isinstance(thing, (types.ModuleType, types.BuiltinFunctionType)):
         yield str(getattr(thing, "__qualname__", getattr(thing, "__name__", thing))).encode()
+    elif callable(thing) and hasattr(thing, "__wrapped__"):  # such as functools.cache
+        yield from inside([type(thing).__name__, thing.__wrapped__])
     else:
         yield from inside(type(thing))
         yield from inside(_attributes(thing))
+        if _is_known(type(thing)) and not isinstance(thing, nn.Module):  # its values may be in C, as those of a frame
+            with suppress(Exception):
+                yield pickle.dumps(thing)
 
 
 def _of_function(thing: types.FunctionType, inside: Any) -> Iterator[bytes]:
@@ -92,7 +101,7 @@ def _of_function(thing: types.FunctionType, inside: Any) -> Iterator[bytes]:
             return
     else:
         yield code_fingerprint(thing).encode()
-        yield from inside([thing.__defaults__, thing.__kwdefaults__])
+        yield from inside([thing.__defaults__, thing.__kwdefaults__, vars(thing)])
     for cell in thing.__closure__ or ():  # a function that a package made may call yours
         try:
             yield from _used(cell.cell_contents, names, inside, set())
@@ -175,7 +184,14 @@ def _attributes(thing: Any) -> dict[str, Any]:
     if isinstance(thing, nn.Module):
         own = {name: value for name, value in vars(thing).items() if not name.startswith("_") and name != "training"}
         return {**own, "modules": dict(thing.named_children()), "buffers": dict(thing.named_buffers(recurse=False))}
-    return {name: value for name, value in getattr(thing, "__dict__", {}).items() if not name.startswith("__")}
+    slots = [name for kind in type(thing).__mro__ for name in _slots(kind) if hasattr(thing, name)]
+    found = {**{name: getattr(thing, name) for name in slots}, **getattr(thing, "__dict__", {})}
+    return {name: value for name, value in found.items() if not name.startswith("__")}
+
+
+def _slots(kind: type) -> Sequence[str]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _is_known(thing: Any) -> bool:

@@ -123,7 +123,7 @@ def code_fingerprint(thing: Any) -> str:
     the name, because their versions are recorded.
     """
     kind = thing if isinstance(thing, type) or (callable(thing) and hasattr(thing, "__code__")) else type(thing)
-    if kind.__module__.split(".")[0] in ("fedloom", "torch", "builtins"):
+    if str(kind.__module__).split(".")[0] in ("fedloom", "torch", "builtins"):
         return f"{kind.__module__}.{kind.__qualname__}"
     try:
         text = inspect.getsource(kind).encode()

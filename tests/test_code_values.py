@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import enum
 import functools
 import importlib
 import importlib.util
 import subprocess
 import sys
+from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fedloom as fl
 from fedloom.code_values import values_fingerprint
@@ -250,3 +254,52 @@ def test_code_that_calls_each_other_in_many_ways_takes_no_longer_than_its_size(t
     first = values_fingerprint(tangled.f0)  # by every path it would not end
     tangled.K = 2  # type: ignore[attr-defined]
     assert values_fingerprint(tangled.f0) != first
+
+
+@dataclass(slots=True)
+class Slotted:
+    scale: float
+
+
+class Holder:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def cached(value: float) -> Any:
+    @functools.cache
+    def scale() -> float:
+        return value
+
+    return scale
+
+
+def with_attribute(value: float) -> Any:
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target) * loss.scale  # type: ignore[attr-defined, no-any-return]
+
+    loss.scale = value  # type: ignore[attr-defined]
+    return loss
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Slotted,
+        with_attribute,
+        cached,
+        lambda value: deque([value]),
+        lambda value: Holder(np.array([value], object)),
+        lambda value: enum.Enum("Scale", {"A": value}).A,  # type: ignore[attr-defined]
+        lambda value: datetime.timedelta(value),
+    ],
+)
+def test_values_that_are_not_in_dict_count_too(make: Any) -> None:
+    assert values_fingerprint(make(1.0)) == values_fingerprint(make(1.0))
+    assert values_fingerprint(make(1.0)) != values_fingerprint(make(2.0))
+
+
+def test_a_function_without_a_module_has_a_fingerprint() -> None:
+    names: dict[str, Any] = {}
+    exec("def loss(output, target): return output", {}, names)
+    assert values_fingerprint(names["loss"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import pickle
@@ -26,6 +27,7 @@ Message = list[Any]  # the pickle, then the tensors' bytes
 DEEPEST = 9  # how far to look inside of what cannot be pickled: it may contain itself
 _NUMPY = {torch.from_numpy(np.empty(0, kind)).dtype for kind in ["?", "i1", "i2", "i4", "i8", "u1", "f2", "f4", "f8"]}
 
+_Cached = type(functools.lru_cache(len))
 _by_value: set[str] = set()  # your modules that are sent as they are in this process
 _by_name: set[str] = set()  # those that cannot be sent: workers import them
 _imported: dict[str, str] = {}  # those that workers have imported since somebody asked, and why
@@ -111,6 +113,11 @@ def _culprit(value: Any, name: str = "", depth: int = 0) -> str:
     return f"`{name}`, {kind_of(value)}"
 
 
+def _cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """Return a function of yours that remembers its answers. By its name alone, a worker could not find it."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
 def unpack(message: Message) -> Any:
     """Unpack a message."""
     return pickle.loads(message[0], buffers=message[1:])
@@ -151,6 +158,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             if isinstance(value, FunctionType) and is_own(value.__code__.co_filename):
                 late = imports_inside(value.__code__, value.__globals__)
                 _imported.update((module.__name__, LATE) for module in late if module.__name__ not in _imported)
+        if isinstance(value, _Cached) and self.met is not None and is_own(inspect.unwrap(value).__code__.co_filename):
+            return _cached, (value.__wrapped__, *value.cache_parameters().values())
         plain = type(value) is Tensor and value.layout is torch.strided and value.dtype in _NUMPY
         if plain and value.device.type == "cpu" and not value.requires_grad and not value.is_conj() and value.numel():
             return torch.from_numpy, (value.contiguous().numpy(),)

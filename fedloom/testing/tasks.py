@@ -83,6 +83,8 @@ def check_task(
     Clients are trained side by side: yes
     ...
     """
+    # metrics are compared as they are computed: in units of the labels, a plain loop knows nothing of scale_target
+    federation = replace(federation, preprocessing=federation.preprocessing.replace(target=None))
     task.see(federation)
     with closing(Workers(workers)) if workers else nullcontext() as crew:
         few = a_few(federation, BATCH if training.batch_size == "full" else training.batch_size)

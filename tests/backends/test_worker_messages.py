@@ -2,6 +2,7 @@
 
 import importlib
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from threading import Lock, Thread
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import fedloom as fl
+from fedloom import user_code
 from fedloom.backends import worker_messages
 from fedloom.errors import InputError
 from fedloom.results.report_warnings import cautions
@@ -127,6 +129,17 @@ def test_a_module_that_cannot_be_sent_is_imported(tmp_path: Path, monkeypatch: p
     assert through_a_socket(1) == 1
     assert worker_messages.imported_by_workers() == {}
     del sys.modules["own_lock"]
+
+
+def test_functions_of_a_file_that_remember_their_answers_can_be_sent(tmp_path: Path) -> None:
+    (tmp_path / "cached.py").write_text(
+        "import functools\n@functools.lru_cache(maxsize=3)\ndef k(x=0): return 2.0\ndef loss(o, t): return k()\n"
+    )
+    loss = user_code.code("cached.py:loss", tmp_path)
+    there = "import sys, cloudpickle; print(cloudpickle.load(sys.stdin.buffer)(0, 0))"
+    sent = worker_messages.pack(loss)[0]
+    done = subprocess.run([sys.executable, "-c", there], input=sent, capture_output=True, check=True)
+    assert done.stdout.strip() == b"2.0"
 
 
 def test_a_module_that_a_function_imports_inside_of_itself_is_named(

@@ -56,6 +56,13 @@ def test_it_is_also_tried_on_processes() -> None:
     assert {"2 worker processes", "2 worker processes, pairs of clients side by side"} < report.ways.keys()
 
 
+def test_labels_that_are_scaled_for_training_are_no_difference() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    data = Federation.from_arrays(x, 50 * x.sum(1) + 100, clients=3, scale_target=True)
+    task = Task(nn.Linear, args={"in_features": 3, "out_features": 1}, loss="mse", metrics=["mae"])
+    assert check_task(task, data).furthest < 1e-9
+
+
 def test_a_difference_is_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     real = plain_loop.make_optimizer
     monkeypatch.setattr(
