@@ -39,6 +39,7 @@ class Reconstruction:
     columns: list[str]  # the names of the values
     similarity: dict[str, float]  # the mean correlation with the original; "chance": that of all other examples
     labels: dict[str, Share]  # how often the label was recovered
+    guessing: float  # the share of the most frequent class: how often that guess is right
     cohort: int
     noise_multiplier: float
 
@@ -112,13 +113,14 @@ def reconstruct(
             pictures[view] = torch.cat(found)
     similarity = {view: _similarity(each, x[victims]) for view, each in pictures.items()}
     similarity["chance"] = float(np.mean([_similarity(x[victims[:1]], other[None]) for other in x[:VICTIMS]]))
+    guessing = float(torch.bincount(y).max()) / len(y)
     values, shown = {}, {}
     for view, each in pictures.items():
         if columns:
             values[view] = each.flatten(1).tolist()
         else:
             shown[view] = ((each - low) / (high - low)).reshape(-1, side, side).tolist()
-    return Reconstruction(shown, values, columns, similarity, labels, cohort, noise_multiplier)
+    return Reconstruction(shown, values, columns, similarity, labels, guessing, cohort, noise_multiplier)
 
 
 def _columns(x: Tensor, names: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ PANELS = {
     "original": "original",
     "update": "from the update",
     "secure aggregation": "from the mean of {cohort}",
-    "differential privacy": "with noise, z = {noise_multiplier:g}",
+    "differential privacy": "with noise, z = {noise_multiplier:.3g}",
 }
 
 
@@ -66,7 +66,7 @@ def _reconstruction(found: dict[str, Any]) -> Table:
     rows: list[tuple[Value, ...]] = [
         (title, *found["labels"][view].values(), found["similarity"][view]) for view, title in views.items()
     ]
-    rows.append(("nothing: another example", None, None, None, found["similarity"]["chance"]))
+    rows.append(("nothing: guessing", found.get("guessing"), None, None, found["similarity"]["chance"]))
     kinds = ("text", "percent", "percent", "percent", "short")
     note = say("note", "audit_reconstruction", what=what) + _not_applied(found)
     return Table("audit_reconstruction", "What one update gives away", columns, tuple(rows), kinds, note)

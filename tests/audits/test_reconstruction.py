@@ -42,6 +42,10 @@ def test_an_update_shows_its_label_and_its_picture(found: Reconstruction) -> Non
     assert found.similarity["original"] == pytest.approx(1.0)
 
 
+def test_guessing_is_the_share_of_the_most_frequent_label(found: Reconstruction) -> None:
+    assert found.guessing == np.bincount(pictures().y.numpy()).max() / 60
+
+
 def test_noise_hides_both(found: Reconstruction) -> None:
     assert found.labels["differential privacy"].value < 0.6
     assert found.similarity["differential privacy"] < 0.5

@@ -27,6 +27,7 @@ FOUND: dict[str, Any] = {
         "pictures": {view: [[[0.0, 1.0], [1.0, 0.0]]] for view in ("original", *VIEWS)},
         "similarity": {"original": 1.0, **dict.fromkeys(VIEWS, 0.25), "chance": 0.1},
         "labels": dict.fromkeys(VIEWS, SHARE),
+        "guessing": 0.3,
         "cohort": 10,
         "noise_multiplier": 1.0,
     },
@@ -55,7 +56,7 @@ def test_shares_are_shown_with_their_intervals() -> None:
     ]
     shown = [reconstruction.shown(row) for row in reconstruction.rows]
     assert shown[0] == ["from the update", "50.00 %", "40.00 %", "60.00 %", "0.25"]
-    assert shown[-1] == ["nothing: another example", "–", "–", "–", "0.10"]
+    assert shown[-1] == ["nothing: guessing", "30.00 %", "–", "–", "0.10"]
 
 
 def test_a_reconstruction_names_the_protections_that_it_did_without() -> None:
@@ -79,6 +80,22 @@ def test_the_pictures_of_a_victim_are_one_row() -> None:
     assert drawn is not None
     titles = [axes.get_title() for axes in drawn.figure.axes]
     assert titles == ["original", "from the update", "from the mean of 10", "with noise, z = 1"]
+
+
+def test_the_noise_multiplier_is_rounded_and_explained() -> None:
+    found = {"reconstruction": {**FOUND["reconstruction"], "noise_multiplier": 2.68431}}
+    drawn, (table,) = audit_findings.reconstruction(found), audit_findings.tables(found)
+    assert drawn is not None
+    assert drawn.figure.axes[3].get_title() == table.rows[2][0] == "with noise, z = 2.68"
+    for text in (drawn.caption, table.note):
+        assert "noise multiplier: the standard deviation of the noise divided by the clip" in text
+        assert "2.68431" not in text
+
+
+def test_findings_of_earlier_versions_have_no_level_of_guessing() -> None:
+    found = {key: value for key, value in FOUND["reconstruction"].items() if key != "guessing"}
+    (table,) = audit_findings.tables({"reconstruction": found})
+    assert table.shown(table.rows[-1])[1] == "–"
 
 
 def of_columns(count: int) -> dict[str, Any]:
