@@ -149,6 +149,8 @@ def sweep(
             tie = f"{len(names)} settings tie on validation data: {'; '.join(names)} ({best.label})"
             write(f"{tie}. Measure one on test data, once:")
         write(f"  {shlex.join(again)}")
+        for hint in found.at_edge(best) if len(names) == 1 else ():
+            write(hint)
     write(f"Table: {found.folder / 'sweep.csv'}")
     if (found.folder / "sweep.png").is_file():
         write(f"Picture: {found.folder / 'sweep.png'}")

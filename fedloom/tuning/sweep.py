@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,16 @@ class SweepResult:
     def ties(self, best: Trial) -> list[Trial]:
         """Return the settings of the same algorithm that have the mean of the best one, which is the first of them."""
         return [trial for trial in self.trials if trial.label == best.label and self.rank(trial) == self.rank(best)]
+
+    def at_edge(self, best: Trial) -> Iterator[str]:
+        """Say for which numbers the best setting has the smallest or largest that was tried: others may be better."""
+        for key, value in best.setting.items():
+            tried = {trial.setting[key] for trial in self.trials if trial.label == best.label and key in trial.setting}
+            if isinstance(value, bool) or not all(isinstance(one, (int, float)) for one in tried) or len(tried) < 2:
+                continue
+            for word, edge, beyond in (("smallest", min(tried), "smaller"), ("largest", max(tried), "larger")):
+                if value == edge:
+                    yield f"{key} = {short(value)} is the {word} that was tried: {beyond} ones may be better."
 
     def rank(self, trial: Trial) -> int | None:
         """Return a setting's place; equal means share one, and what failed or was not run to the end has none."""

@@ -193,7 +193,9 @@ def test_what_a_sweep_suggests_repeats_its_changes(
 ) -> None:
     monkeypatch.chdir(folder)
     sweep_quickly("train.lr=0.1,0.3", monkeypatch)
-    (suggested,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("  fedloom run "))
+    told = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("train.lr = 0.") and "that was tried:" in line for line in told) == 1
+    (suggested,) = (line for line in told if line.startswith("  fedloom run "))
     _, *command = shlex.split(suggested)
     assert [word for word in command if "=" in word][:-1] == QUICK
     in_this_process(*command, "-q", "--no-report", monkeypatch=monkeypatch)
