@@ -104,7 +104,10 @@ class Clients:
     def _hint(self, error: Exception) -> str:
         """Return what probably causes an error that torch words in its own way."""
         if "does not require grad" in str(error):
-            return "\nThe loss does not depend on the parameters. Is there a .detach() or no_grad in forward?"
+            return (
+                "\nThe loss does not depend on the parameters. Is there a .detach() or no_grad in forward, or are all "
+                "parameters frozen?"
+            )
         if isinstance(error, IndexError) and "out of bounds" in str(error) and (count := len(self.federation.classes)):
             return f"\nThe labels have {count} classes, from 0: does the model give {count} outputs per example?"
         return _about_own(error)

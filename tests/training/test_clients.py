@@ -57,7 +57,10 @@ def test_a_group_that_clients_do_not_keep_is_explained() -> None:
     ("error", "hint"),
     [
         (IndexError("Target 7 is out of bounds."), "The labels have 3 classes, from 0: does the model give 3 outputs"),
-        (RuntimeError("element 0 of tensors does not require grad"), r"Is there a .detach\(\) or no_grad in forward\?"),
+        (
+            RuntimeError("element 0 of tensors does not require grad"),
+            r"Is there a .detach\(\) or no_grad in forward, or are all",
+        ),
     ],
 )
 def test_errors_in_the_words_of_torch_get_a_hint(error: Exception, hint: str) -> None:
