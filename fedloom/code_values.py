@@ -87,8 +87,9 @@ def _parts(thing: Any, seen: tuple[int, ...], depth: int, done: set[int]) -> Ite
         yield from inside([type(thing).__name__, thing.__wrapped__])
     else:
         yield from inside(type(thing))
-        yield from inside(_attributes(thing))
-        if _is_known(type(thing)) and not isinstance(thing, nn.Module):  # its values may be in C, as those of a frame
+        attributes = _attributes(thing)
+        yield from inside(attributes)
+        if not attributes and _is_known(type(thing)):  # its values are in C, as those of a frame or a date
             with suppress(Exception):
                 yield pickle.dumps(thing)
 

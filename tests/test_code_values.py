@@ -7,6 +7,7 @@ import enum
 import functools
 import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 from collections import deque
@@ -303,3 +304,24 @@ def test_a_function_without_a_module_has_a_fingerprint() -> None:
     names: dict[str, Any] = {}
     exec("def loss(output, target): return output", {}, names)
     assert values_fingerprint(names["loss"])
+
+
+def test_fingerprints_are_the_same_in_every_process() -> None:
+    code = (
+        "import datetime, pandas, torch\nfrom fedloom.algorithms import ALGORITHMS\n"
+        "from fedloom.code_values import values_fingerprint\n"
+        "things = [*(kind() for kind in ALGORITHMS.values()), ALGORITHMS['fedavg'](rule='median')]\n"
+        "things += [pandas.Series([1.0, 2.0]), pandas.DataFrame({'a': ['b']}), datetime.date(2026, 1, 1), {'a', 'b'}]\n"
+        "things += [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LSTM(2, 2)), torch.optim.SGD, range(3)]\n"
+        "print([values_fingerprint(one) for one in things])"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1

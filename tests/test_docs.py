@@ -45,6 +45,7 @@ SLOW = {  # pages whose commands take many seconds
         "four-hospitals.md",
         "deploy.md",
         "private-hospitals.md",
+        "README.md",
     ),
 }
 COMMANDED = [
@@ -171,6 +172,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").rglob("*.toml")), ids=lambda file: file.stem)
 def test_examples_run(file: Path, tmp_path: Path) -> None:
     if file.parent.name == "neat":

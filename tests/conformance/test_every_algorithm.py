@@ -30,7 +30,13 @@ OTHER_WAYS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+# one for each kind: sums, steps of the server, states that clients keep, models of their own, peers, no gradients
+FIRST = ("fedavg", "fedadam", "scaffold", "ditto", "peer", "snes")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FIRST else [pytest.mark.slow]) for name in ALGORITHMS]
+)
 def test_it_keeps_its_promises(name: str) -> None:
     check_algorithm(ALGORITHMS[name])
 
