@@ -79,7 +79,7 @@ def _terminate(*_: object) -> None:
 
 def _how_to_continue() -> str:
     """Say that a stopped command can go on. It is not repeated: that of `join` may have a token, and logs are kept."""
-    if not {*CONTINUED} & {*sys.argv}:
+    if next((word for word in sys.argv[1:] if not word.startswith("-")), "") not in CONTINUED:
         return ""
     return " The same command continues" + (", without --fresh." if "--fresh" in sys.argv else ".")
 

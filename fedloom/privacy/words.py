@@ -155,7 +155,7 @@ def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[
 
 
 def of_people(table: PrivacyTable, group: str | None, most: int | None = None) -> Iterator[str]:
-    """Yield what an ε of examples means for people that have several; one has at most so many, if that is known."""
+    """Yield what an ε of examples means for people with several; `most` is the largest number of one person."""
     example = table.example_dp
     if example is None or most == 1:
         return

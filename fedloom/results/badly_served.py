@@ -70,7 +70,7 @@ def in_short(run: RunData) -> Iterator[str]:
 
 
 def chance(metric: str, counts: Floats | None) -> float | None:
-    """Return what guessing reaches at a client with so many examples of each class; None if that is not known.
+    """Return what guessing reaches at a client. `counts` are its examples of each class; None means unknown.
 
     >>> [chance(name, np.array([30.0, 10.0])) for name in ("auroc", "accuracy", "balanced_accuracy", "r2", "f1")]
     [0.5, 0.75, 0.5, 0.0, None]
@@ -86,7 +86,7 @@ def chance(metric: str, counts: Floats | None) -> float | None:
 
 
 def standard_error(metric: str, tested: int, counts: Floats | None) -> float | None:
-    """Return how far chance alone moves a metric of so many test examples, rather too far; None if it is not known.
+    """Return the standard error of a metric on `tested` examples, on the large side; None if it is not known.
 
     The test examples are taken to have the classes in the shares of the client's examples.
     """

@@ -87,6 +87,11 @@ def test_what_cannot_be_sent_is_named_by_the_way_that_leads_to_it() -> None:
         worker_messages.pack(around)
 
 
+def two_clients() -> fl.Federation:
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    return fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
+
+
 def test_workers_use_the_values_that_your_modules_have_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -96,8 +101,7 @@ def test_workers_use_the_values_that_your_modules_have_now(tmp_path: Path, monke
         "def loss(o, t): return F.cross_entropy(o, t, label_smoothing=K + own_value.K)\n"
     )
     own = importlib.import_module("own_loss")
-    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
-    data = fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
+    data = two_clients()
 
     def weights() -> set[str | None]:
         task = fl.Task(nn.Linear, args={"in_features": 4, "out_features": 2}, loss=own.loss)
@@ -162,8 +166,7 @@ def test_a_run_says_that_workers_import_a_module(tmp_path: Path, monkeypatch: py
         "def loss(o, t):\n    with LOCK: return F.cross_entropy(o, t) * SCALE\n"
     )
     own = importlib.import_module("own_locked")
-    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
-    data = fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
+    data = two_clients()
     task = fl.Task(nn.Linear, args={"in_features": 4, "out_features": 2}, loss=own.loss)
     algorithms = {"a": fl.FedAvg(), "b": fl.FedAvg(lr=0.2)}
     result = fl.run(data, task, algorithms, rounds=2, workers=1, out=tmp_path / "run")

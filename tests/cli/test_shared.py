@@ -196,3 +196,17 @@ def test_json_has_null_for_numbers_that_it_lacks(capsys: pytest.CaptureFixture[s
     printed, laid_out = capsys.readouterr().out.split("\n", 1)
     assert json.loads(laid_out) == json.loads(printed)
     assert printed == '{"low": null, "rows": [[null, 1.5]]}'
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run", "a.toml"], " The same command continues."),
+        (["sweep", "a.toml", "--fresh"], " The same command continues, without --fresh."),
+        (["show", "run"], ""),
+        ([], ""),
+    ],
+)
+def test_only_commands_that_can_go_on_say_so(words: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["fedloom", *words])
+    assert cli._how_to_continue() == said

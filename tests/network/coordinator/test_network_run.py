@@ -207,14 +207,19 @@ def test_the_operator_is_told_if_one_agent_hosts_most_clients(
     run._held.close()
 
 
+def agree_on_wards(folder: Path) -> Preprocessing:
+    columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
+    statistics = {"mean": (50.0, 0.5, 0.5), "std": (15.0, 0.5, 0.5)}
+    agreed = Preprocessing(columns=columns, **statistics, shape=(3,), classes=("0", "1"), label=("dead",))
+    agreed.write(folder / "agreed.json")
+    return agreed
+
+
 @pytest.mark.parametrize("normalize", ["federated", "none"])
 def test_the_coordinator_keeps_the_preprocessing_that_sites_use(tmp_path: Path, normalize: str) -> None:
     rows = "".join(f"{age},{('icu', 'general')[age % 2]},{age % 3 > 0:d}\n" for age in range(20, 80))
     (tmp_path / "data.csv").write_text(f"age,ward,dead\n{rows}")
-    columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
-    statistics = {"mean": (50.0, 0.5, 0.5), "std": (15.0, 0.5, 0.5)}
-    agreed = Preprocessing(columns=columns, **statistics, shape=(3,), classes=("0", "1"), label=("dead",))
-    agreed.write(tmp_path / "agreed.json")
+    agreed = agree_on_wards(tmp_path)
     data = {"source": "csv", "path": str(tmp_path / "data.csv"), "label": "dead", "normalize": normalize}
     data |= {"partition": {"name": "iid", "clients": 2}, "preprocessing": str(tmp_path / "agreed.json")}
     task = {"model": "logistic", "args": {"features": 3}}
@@ -252,10 +257,7 @@ def test_sites_evaluate_a_given_model_without_training(tmp_path: Path) -> None:
 def test_agents_hear_the_shape_of_an_agreed_example_before_they_load_weights(tmp_path: Path) -> None:
     rows = "".join(f"{age},icu,{age % 3 > 0:d}\n" for age in range(20, 80))
     (tmp_path / "data.csv").write_text(f"age,ward,dead\n{rows}")
-    columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
-    statistics = {"mean": (50.0, 0.5, 0.5), "std": (15.0, 0.5, 0.5)}
-    agreed = Preprocessing(columns=columns, **statistics, shape=(3,), classes=("0", "1"), label=("dead",))
-    agreed.write(tmp_path / "agreed.json")
+    agree_on_wards(tmp_path)
     data = {"source": "csv", "path": str(tmp_path / "data.csv"), "label": "dead", "categorical": ["ward"]}
     data |= {"partition": {"name": "iid", "clients": 2}, "preprocessing": str(tmp_path / "agreed.json")}
     task = {"model": "logistic", "args": {"features": 3}}
