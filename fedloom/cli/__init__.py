@@ -73,6 +73,7 @@ def main() -> None:
 
 def _terminate(*_: object) -> None:
     """End at once, but in order: files in memory are deleted, ports and databases closed, workers ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one does not interrupt that
     os.write(2, f"Stopped by SIGTERM.{_how_to_continue()}\n".encode())  # a print may be what was interrupted
     sys.exit(128 + signal.SIGTERM)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Protocol
 
 from fedloom import machine, tree
@@ -283,7 +283,13 @@ def train_cells(
     def stop() -> bool:
         return stopped or bool(failures) or should_stop()
 
-    def work(group: WorkerGroup) -> None:
+    def work(group: WorkerGroup, ended: Event) -> None:
+        try:
+            take_cells(group)
+        finally:
+            ended.set()
+
+    def take_cells(group: WorkerGroup) -> None:
         nonlocal stopped
         while True:
             with lock:
@@ -296,19 +302,21 @@ def train_cells(
                 failures.append(failure)
                 return
 
-    threads = [Thread(target=work, args=(group,), daemon=True) for group in groups]
-    for thread in threads:
-        thread.start()
+    all_ended = []  # an interrupted `Thread.join` takes the thread for ended (Python 3.11): these do not
     try:
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(0.2)  # not for ever: Ctrl-C is handled in between
+        for group in groups:
+            ended = Event()
+            Thread(target=work, args=(group, ended), daemon=True).start()
+            all_ended.append(ended)
+        for ended in all_ended:
+            while not ended.wait(0.2):  # not for ever: Ctrl-C is handled in between
+                pass
     except BaseException:
         stopped = True
         for end in kill:
             end()
-        for thread in threads:
-            thread.join(10)
+        for ended in all_ended:  # a thread that still used what is closed next would crash the process
+            ended.wait(10)
         raise
     if failures:
         raise failures[0]

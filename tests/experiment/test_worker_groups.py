@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -271,6 +274,32 @@ def test_being_asked_to_stop_leaves_the_rest_for_later() -> None:
     alone = [Cell(), Cell()]
     train_cells(alone, ["a"], lambda: True, [])
     assert alone[1].groups == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
+def test_an_interruption_waits_for_the_threads_of_cells() -> None:
+    killed, ended = threading.Event(), []
+
+    class Slow:
+        def train(self, group: str, should_stop: Callable[[], bool]) -> bool:
+            if group == "b":
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGUSR1)
+            killed.wait(10)
+            time.sleep(0.6 if group == "a" else 0)
+            ended.append(group)
+            return False
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_cells([Slow(), Slow()], ["a", "b"], lambda: False, [killed.set])
+        assert sorted(ended) == ["a", "b"], "what the threads use is closed as soon as train_cells returns"
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 @pytest.mark.parametrize(
