@@ -64,6 +64,16 @@ class Record(BaseModel):
                 f"{cls.__name__} defines __init__, and an algorithm has none. Declare its fields in the body of the "
                 "class, as in `mu: float = 0.1`, and use them as self.mu."
             )
+        constants = {name for base in cls.__mro__[1:] for name in getattr(base, "__class_vars__", ())}
+        for name, value in vars(cls).items():
+            if name.startswith("_") or name == "model_config" or callable(value) or hasattr(value, "__get__"):
+                continue
+            if name not in {*vars(cls).get("__annotations__", ()), *constants}:
+                typed = f"`{name}: {type(value).__name__} = {value!r}`"
+                raise InputError(
+                    f"{cls.__name__}.{name} has no type. Write {typed} for a setting that experiment files can give, "
+                    f"or _{name} for a constant."
+                )
         super().__init_subclass__(**kwargs)
 
     def __init__(self, **values: Any) -> None:

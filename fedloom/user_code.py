@@ -10,7 +10,6 @@ import importlib
 import inspect
 import linecache
 import os
-import re
 import sys
 import sysconfig
 import traceback
@@ -24,8 +23,6 @@ from pathlib import Path
 from threading import RLock
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-
-from pydantic import PydanticUserError
 
 from fedloom.errors import FedloomError, InputError, lines_around, nearest
 
@@ -148,9 +145,6 @@ def _compiled(code: CodeType) -> Iterator[bytes]:
 
 def said(error: BaseException) -> str:
     """Return what an error says and, if it comes from your own code, the file, the line and the lines around it."""
-    untyped = re.match(r"(?:A non-annotated attribute was detected: `|Field ')(\w+)", str(error))
-    if untyped and isinstance(error, PydanticUserError):
-        return f"The field '{untyped[1]}' has no type. Write one, as in `mu: float = 0.01`.{place_of(error)}"
     kind = "" if isinstance(error, FedloomError) else f"{type(error).__name__}: "  # fedloom's own say it all
     late = isinstance(error, ModuleNotFoundError) and _lies_beside(error)
     hint = ". Import a file that lies beside yours at the top, not inside of a function" if late else ""

@@ -40,6 +40,19 @@ def test_an_algorithm_has_no_init_of_its_own() -> None:
                 self.mu = mu
 
 
+def test_a_setting_of_an_algorithm_has_a_type() -> None:
+    with pytest.raises(InputError, match=r"^Mine\.mu has no type\. Write `mu: float = 0\.5` .* or _mu for a constant"):
+
+        class Mine(FedAvg):
+            mu = 0.5
+
+    class Constants(FedAvg):
+        _mu = 0.5
+        takes_stale = True
+
+    assert Constants()._mu == 0.5
+
+
 def test_a_rule_shows_the_server_each_answer() -> None:
     assert FedAvg().linear
     assert not FedAvg(rule="median").linear

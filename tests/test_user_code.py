@@ -146,8 +146,8 @@ def test_a_syntax_error_shows_its_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("mu = 0.01", "The field 'mu' has no type. Write one, as in `mu: float = 0.01`."),
-        ("weights = 'uniform'", "The field 'weights' has no type."),
+        ("mu = 0.01", "loaded: Mine.mu has no type. Write `mu: float = 0.01` for a setting"),
+        ("weights = 'uniform'", "loaded: Mine.weights has no type."),
         ("def __init__(self): ...", "loaded: Mine defines __init__, and an algorithm has none."),
     ],
 )
