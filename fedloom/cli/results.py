@@ -160,6 +160,7 @@ def predict(
     seed: int | None = None,
     client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     encoding: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    skip_bad_rows: bool = False,
     force: Force = False,
 ) -> None:
     """Apply a run's model to the rows of a CSV file, prepared as the training data was.
@@ -170,6 +171,7 @@ def predict(
     seed: The seed whose model to use (default: the first).
     client: The client whose model, or whose normalisation, to use.
     encoding: The encoding of the file, such as latin-1 (default: UTF-8).
+    skip_bad_rows: Leave predictions empty where the model cannot take a row (default: stop at the first such row).
     """
     import csv
     import sys
@@ -184,9 +186,8 @@ def predict(
     result = Result.read(folder)
     cell = result.cell(algorithm, seed)
     predictor = result.predictor(cell.algorithm, cell.seed, client)
-    rows = predict_file(
-        predictor, file, lambda text: say(f"Caution: {text}"), known_encoding(encoding, f"--encoding {encoding}")
-    )
+    known = known_encoding(encoding, f"--encoding {encoding}")
+    rows = predict_file(predictor, file, lambda text: say(f"Caution: {text}"), known, skip_bad_rows)
     if to is None:
         csv.writer(sys.stdout, lineterminator="\n").writerows(rows)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -182,17 +182,9 @@ class Preprocessing(JsonFile):
 
     def encode(self, table: Mapping[str, Sequence[str]], where: Where, comma_is_decimal: bool = False) -> Tensor:
         """Return the features of a table's rows, before normalisation. Missing values are nan."""
+        self.check_columns(table)
         if self.words is not None:
-            return self._tokens(table)
-        if not self.columns:
-            raise InputError(
-                f"This model takes examples of shape {list(self.shape)}, not rows of a table with named columns: "
-                "use predict(array) in Python."
-            )
-        missing = [column.name for column in self.columns if column.name not in table]
-        if missing:
-            what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
-            raise InputError(f"The table lacks the {what}.{nearest(missing[0], table)}")
+            return self._tokens(table["text"])
         parts, gaps = [], [mark for mark, value in self.marks.items() if math.isnan(value)]
         advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
         if gaps:
@@ -218,13 +210,27 @@ class Preprocessing(JsonFile):
             found = torch.where(numeric & (x == number), value, found)
         return found
 
-    def _tokens(self, table: Mapping[str, Sequence[str]]) -> Tensor:
+    def check_columns(self, names: Collection[str]) -> None:
+        """Refuse a table without the columns that the model takes."""
+        if self.words is not None:
+            if "text" not in names:
+                raise InputError("This model continues texts: the table needs a column 'text'.")
+            return
+        if not self.columns:
+            raise InputError(
+                f"This model takes examples of shape {list(self.shape)}, not rows of a table with named columns: "
+                "use predict(array) in Python."
+            )
+        missing = [column.name for column in self.columns if column.name not in names]
+        if missing:
+            what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
+            raise InputError(f"The table lacks the {what}.{nearest(missing[0], names)}")
+
+    def _tokens(self, texts: Sequence[str]) -> Tensor:
         """Return the numbers of the last words of each text, with padding in front."""
         assert self.words is not None
-        if "text" not in table:
-            raise InputError("This model continues texts: the table needs a column 'text'.")
         vocabulary, rows = Vocabulary(self.classes), []
-        for text in table["text"]:
+        for text in texts:
             known = vocabulary.numbers(words(clean(text), self.symbols))[1 - self.words :]
             rows.append([*[vocabulary.padding] * (self.words - len(known)), *known])
         return torch.tensor(rows, dtype=torch.int32)

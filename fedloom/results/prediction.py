@@ -6,7 +6,8 @@ import csv
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedloom.score_metrics import is_binary
 Answers = dict[str, list[Any]]  # column → a value for each example
 BATCH = 1000  # examples in one pass
 MOST_CLASSES = 50  # with more, only the probability of the predicted class is given
+SKIP = "No row is predicted: --skip-bad-rows leaves the predictions of such rows empty."
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a whole number as Python writes it, of 64 bits
 
 
@@ -200,38 +202,79 @@ def predict_file(
     path: Path,
     tell: Callable[[str], object] = lambda text: None,
     encoding: str | None = None,
+    skip_bad_rows: bool = False,
 ) -> Iterator[list[Any]]:
     """Yield a header and a row for every line of a CSV file: its columns that are not features, and the prediction.
 
-    `tell` is called with cautions about all rows, after the last one.
+    `tell` is called with cautions about all rows, after the last one. A row that the model cannot take, such as for an
+    unknown category, raises an error. With `skip_bad_rows`, its prediction is empty, and `tell` counts them.
     """
     if not path.is_file():
         raise InputError(f"There is no file {path}.")
     try:
         with open_text(path, path.name, encoding) as text:
             table, preprocessing = CsvText.open(text, str(path)), predictor.preprocessing
+            preprocessing.check_columns(table.header)
             features = {column.name for column in preprocessing.columns}
             kept = [name for name in table.header if name not in features]
             header: list[str] = []
+            answers: Answers = {}
             seen: list[Tensor] = []
+            bad: list[InputError] = []
+            read = 0
             for lines, cells in table.blocks():
-                x = preprocessing.encode(cells, _where(lines, path), table.comma_is_decimal)
-                seen += [x] if predictor.normalizes else []  # for cautions about all rows
-                answers = predictor.answer(x)
+                encode = partial(preprocessing.encode, comma_is_decimal=table.comma_is_decimal)
+                try:
+                    x, good = encode(cells, _where(lines, path)), range(len(lines))
+                except InputError as error:
+                    if not skip_bad_rows:
+                        raise InputError(f"{error} {SKIP}") from None
+                    x, good = _readable(encode, cells, lines, path, bad)
+                read += len(lines)
+                if not len(good) and not header:
+                    raise InputError(f"The model can take none of the first {read:,} rows. The first: {bad[0]}")
+                seen += [x] if predictor.normalizes and len(good) else []  # for cautions about all rows
+                answers = predictor.answer(x) if len(good) else {name: [] for name in answers}
                 if not header:
                     header = [*(f"{name} (given)" if name in answers else name for name in kept), *answers]
                     yield header
                 columns = [
                     *([for_spreadsheet(cell) for cell in cells[name]] for name in kept),
-                    *map(_short, answers.values()),
+                    *(_spread(_short(values), good, len(lines)) for values in answers.values()),
                 ]
                 yield from (list(row) for row in zip(*columns, strict=True))
             if not header:
                 raise InputError(f"The file {path} has no examples: add at least one line after the header.")
             for caution in predictor.cautions(torch.cat(seen)) if seen else ():
                 tell(caution)
+            if bad:
+                tell(f"{len(bad):,} of {read:,} rows have no prediction. The first: {bad[0]}")
     except (*NOT_TEXT, csv.Error) as error:
         raise not_csv(str(path), error, ", or name its encoding, such as --encoding latin-1") from None
+
+
+def _readable(
+    encode: Callable[..., Tensor],
+    cells: Mapping[str, Sequence[str]],
+    lines: Sequence[int],
+    path: Path,
+    bad: list[InputError],
+) -> tuple[Tensor, list[int]]:
+    """Return the features of rows that the model can take, and their places; add the errors of others to `bad`."""
+    parts, good = [], []
+    for at, line in enumerate(lines):
+        try:
+            parts.append(encode({name: [column[at]] for name, column in cells.items()}, _where([line], path)))
+            good.append(at)
+        except InputError as error:
+            bad.append(error)
+    return torch.cat(parts) if parts else torch.empty(0), good
+
+
+def _spread(values: list[Any], places: Sequence[int], rows: int) -> list[Any]:
+    """Return a cell for each row: the values at their places, and nothing elsewhere."""
+    known = dict(zip(places, values, strict=True))
+    return [known.get(row, "") for row in range(rows)]
 
 
 def _short(values: list[Any]) -> list[Any]:

@@ -254,6 +254,27 @@ def test_files_that_do_not_fit_are_explained(tmp_path: Path, text: str, said: st
         list(predict_file(made, tmp_path / "newer.csv"))
 
 
+def test_rows_that_the_model_cannot_take_stay_empty_if_you_ask_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedloom.data.csv_text.ROWS", 3)  # the last block has only bad rows
+    fitted = Preprocessing(columns=(Column(name="ward", categories=("a", "b"), embedded=True),), shape=(1,))
+    made, told, path = Predictor(Given(), fitted, torch.float32), list[str](), tmp_path / "new.csv"
+    path.write_text("id,ward\n1,a\n2,c\n3,b\n4,d\n")
+    with pytest.raises(InputError, match=r"Line 3 .* 'c' in column 'ward', .*\. No row is predicted: --skip-bad-rows"):
+        list(predict_file(made, path))
+    found = list(predict_file(made, path, told.append, skip_bad_rows=True))
+    assert found == [["id", "prediction"], ["1", "0"], ["2", ""], ["3", "1"], ["4", ""]]
+    (said,) = told
+    assert said.startswith(f"2 of 4 rows have no prediction. The first: Line 3 of {path} has 'c' in column 'ward'")
+    path.write_text("id,ward\n1,c\n")
+    with pytest.raises(InputError, match=r"The model can take none of the first 1 rows\. The first: Line 2 of"):
+        list(predict_file(made, path, skip_bad_rows=True))
+    path.write_text("id\n1\n")
+    with pytest.raises(InputError, match=r"The table lacks the column ward\.$"):
+        list(predict_file(made, path, skip_bad_rows=True))
+
+
 def test_what_others_wrote_is_no_formula(tmp_path: Path) -> None:
     made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
     (tmp_path / "new.csv").write_text("id,x\n=1+1,2\n")
@@ -331,7 +352,7 @@ def test_an_empty_row_is_told() -> None:
     [
         ({"": nan, "?": nan}, "leave the cell empty if the value is missing"),
         ({"-999": nan}, "write -999 if the value is missing"),
-        ({"": 0.0}, "This model takes numbers there.$"),
+        ({"": 0.0}, r"This model takes numbers there\. No row"),
     ],
 )
 @pytest.mark.parametrize("cell", ["NA", "nan"])
