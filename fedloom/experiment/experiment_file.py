@@ -316,6 +316,8 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
 
     >>> differences({"train": {"lr": 0.1}}, {"train": {"lr": 0.2}})
     ['train.lr: 0.1 → 0.2']
+    >>> differences({"code": {"net.py:Net": "a1" * 32}}, {"code": {"net.py:Net": "b2" * 32}})
+    ['net.py:Net has changed']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         lines = []
@@ -326,10 +328,20 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
             else:
                 lines.extend(differences(old[key], new[key], inner))
         return lines
-    same = old == new or json.dumps(old, default=str) == json.dumps(
-        new, default=str
-    )  # nan equals nothing, not even nan
-    return [] if same else [f"{place}: {_short(old)} → {_short(new)}"]
+    if old == new or json.dumps(old, default=str) == json.dumps(new, default=str):  # nan equals nothing, not even nan
+        return []
+    if _are_hashes(old) and _are_hashes(new):
+        table, _, name = place.partition(".")  # a Python program has one list of "code", and "values" that it uses
+        shown = {"code": name or "your code", "values": f"a value that the code of {name} uses"}.get(table, place)
+        return [f"{shown} has changed"]
+    return [f"{place}: {_short(old)} → {_short(new)}"]
+
+
+def _are_hashes(value: Any) -> bool:
+    """Whether a value is a hash, which says nothing to people, or a list with one."""
+    if isinstance(value, list):
+        return any(map(_are_hashes, value))
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _short(value: Any) -> str:

@@ -235,6 +235,16 @@ def test_a_mark_for_missing_values_is_no_difference() -> None:
     assert experiment_file.differences(one, {**other, "missing": {"-999": 0.0}}) == ["missing.-999: NaN → 0.0"]
 
 
+def test_a_difference_of_hashes_is_said_in_words() -> None:
+    one = {"data": "a1" * 32, "code": ["a1" * 32, "torch.nn.Linear"], "values": {"loss": "a1" * 32}}
+    other = {"data": "b2" * 32, "code": ["b2" * 32, "torch.nn.Linear"], "values": {"loss": "b2" * 32}}
+    assert experiment_file.differences(one, other) == [
+        "your code has changed",
+        "data has changed",
+        "a value that the code of loss uses has changed",
+    ]
+
+
 def test_two_shares_are_no_split() -> None:
     with pytest.raises(
         InputError, match=r"\[data\] split must be three shares: train, validation, test\. Got \[0\.5, 0\.5\]"
