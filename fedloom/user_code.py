@@ -26,6 +26,11 @@ from typing import Any
 
 from fedloom.errors import FedloomError, InputError, lines_around, nearest
 
+SIDE_BY_SIDE = (
+    "Many clients are computed at once (torch.vmap), so this line cannot ask a tensor for its value (if, float, "
+    ".item()) or draw random numbers. Use functions of torch, such as torch.where; or write reads_batch = True in the "
+    "class of the algorithm, and clients are trained one by one."
+)
 PREFIX = "fedloom_user_"  # of the names under which user files are loaded
 CLOSE = 0.75  # how alike two names are, from 0 to 1, of which one may be the other misspelt
 _LOADING = RLock()  # one file at a time: short names of modules mean those beside it
@@ -145,6 +150,8 @@ def _compiled(code: CodeType) -> Iterator[bytes]:
 
 def said(error: BaseException) -> str:
     """Return what an error says and, if it comes from your own code, the file, the line and the lines around it."""
+    if str(error).startswith("vmap: "):  # torch's words are for those who call vmap
+        return f"{SIDE_BY_SIDE}{place_of(error)}"
     kind = "" if isinstance(error, FedloomError) else f"{type(error).__name__}: "  # fedloom's own say it all
     late = isinstance(error, ModuleNotFoundError) and _lies_beside(error)
     hint = ". Import a file that lies beside yours at the top, not inside of a function" if late else ""

@@ -5,6 +5,7 @@ import py_compile
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,16 @@ def test_a_method_that_nothing_calls_and_that_is_nearly_one_of_fedlooms_is_found
     for kind in (Typo, Heir):
         assert [*user_code.misspelt(kind)] == [text.format(kind.__name__) for text in (told, also)]
     assert not [said for kind in CLASSES.values() for said in user_code.misspelt(kind)]
+
+
+@pytest.mark.parametrize("asks", [bool, float, lambda x: x + torch.rand(1)])
+def test_what_cannot_be_computed_for_many_clients_is_said_without_torchs_words(asks: Callable[[Any], Any]) -> None:
+    with pytest.raises(RuntimeError, match="vmap") as caught:
+        torch.vmap(lambda x: x * asks(x))(torch.ones(2))
+    said = user_code.said(caught.value)
+    assert "file an issue" not in said
+    assert "reads_batch = True" in said
+    assert "test_user_code.py, line " in said
 
 
 def test_an_error_in_a_library_has_no_place_in_your_code() -> None:
