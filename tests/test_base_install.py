@@ -89,6 +89,7 @@ def test_every_public_name_can_be_had(blocked: str, tmp_path: Path) -> None:
     run(blocked, "import fedloom\nfor name in fedloom.__all__: getattr(fedloom, name)", cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_an_experiment_is_checked_run_and_reported(blocked: str, tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(EXPERIMENT)
     assert "base.toml is valid" in run(blocked, CLI, "check", "base.toml", cwd=tmp_path)
@@ -107,6 +108,7 @@ def test_an_experiment_is_checked_run_and_reported(blocked: str, tmp_path: Path)
         run(blocked, CLI, *command.split(), cwd=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
@@ -130,11 +132,13 @@ def test_a_command_that_needs_more_says_what_to_install(blocked: str, tmp_path: 
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_the_reference_of_keys_is_printed(blocked: str) -> None:
     code = "import runpy\nsys.argv[0] = 'show.py'\nrunpy.run_path('docs/_generate/show.py', run_name='__main__')"
     assert "outlier_factor" in run(blocked, code, "docs/reference/experiment-file.md", cwd=ROOT)
 
 
+@pytest.mark.slow
 def test_differential_privacy_is_refused_before_a_run(blocked: str, tmp_path: Path) -> None:
     (tmp_path / "private.toml").write_text(EXPERIMENT + "[privacy]\nexample_dp = { epsilon = 8.0 }\n")
     cli = "from fedloom.cli import main\nsys.argv[0] = 'fedloom'\nmain()"

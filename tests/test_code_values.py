@@ -207,6 +207,7 @@ def test_what_training_changes_and_what_holds_itself_does_not_matter() -> None:
     assert values_fingerprint(ring) == values_fingerprint(ring)
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same(tmp_path: Path) -> None:
     script = (
         "from tests.test_code_values import *\n"
@@ -225,6 +226,7 @@ def test_another_process_finds_the_same(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.slow
 def test_a_run_with_another_value_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")

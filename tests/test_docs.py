@@ -27,6 +27,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
 # pages whose Python can be run from top to bottom, and how much of it: one page also shows other frameworks' programs
 RUNNABLE = {"README.md": None, "how-to/python.md": None, "how-to/from-other-frameworks.md": 1}
+SLOW_PYTHON = {"python.md", "from-other-frameworks.md"}
 # pages whose commands need a dataset that is fetched from elsewhere
 FETCHED = dict.fromkeys(("four-hospitals.md", "private-hospitals.md"), "heart_disease")
 SLOW = {  # pages whose commands take many seconds
@@ -85,7 +86,11 @@ def test_experiment_files_in_the_documentation_are_valid(page: Path, tmp_path: P
         assert experiment_file.parse(tables, tmp_path).rounds > 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=title)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW_PYTHON)) for page in PAGES],
+    ids=[title(page) for page in PAGES],
+)
 def test_python_in_the_documentation_runs(page: Path, tmp_path: Path) -> None:
     code = blocks(page, "python")
     for text in code:

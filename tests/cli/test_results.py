@@ -243,6 +243,7 @@ def test_a_folder_that_is_not_a_run_is_an_error(folder: Path) -> None:
     assert "not a run folder" in fedloom("show", ".", folder=folder, code=1).stderr
 
 
+@pytest.mark.slow
 def test_a_damaged_run_does_not_hide_the_others(folder: Path) -> None:
     fedloom("run", "small.toml", "-q", "--set", "rounds=1", folder=folder)
     (folder / "runs/broken").mkdir()

@@ -41,17 +41,8 @@ def test_it_keeps_its_promises(name: str) -> None:
     check_algorithm(ALGORITHMS[name])
 
 
-# one for each kind of setting: a score, a state that clients keep, a rule, a graph; the others take a minute
-QUICK = [0, 3, 5, 15]
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        pytest.param(name, given, id=f"{name}-{given}", marks=[] if number in QUICK else [pytest.mark.slow])
-        for number, (name, given) in enumerate(OTHER_WAYS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "settings"), [pytest.param(*way, id=f"{way[0]}-{way[1]}") for way in OTHER_WAYS])
 def test_it_keeps_its_promises_with_other_settings(name: str, settings: dict[str, Any]) -> None:
     if name not in ALGORITHMS:
         pytest.skip(f"fedloom has no algorithm '{name}' yet")

@@ -156,6 +156,7 @@ def test_a_model_that_cannot_be_grouped_says_why(federation: fl.Federation, tmp_
     assert any("one by one" in note and "global generator" in note for note in notes)
 
 
+@pytest.mark.slow
 def test_workers_that_need_more_memory_than_there_is_are_refused_if_you_asked_for_them(
     federation: fl.Federation, task: fl.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

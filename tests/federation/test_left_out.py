@@ -44,6 +44,7 @@ class Loud(FedAvg):
         return Update(groups, update.weight, trained=update.trained, positions=update.positions), {"rounds": counted}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [None, 1, 2], ids=["serial", "vector", "lanes"])
 def test_a_change_far_longer_than_the_others_is_left_out_of_a_sum(group: int | None) -> None:
     data, task, algorithm = federation(LOUD_SIZES), Task(Dense), Loud(batch_size=8, lr=0.05)

@@ -31,6 +31,7 @@ def _run_in_a_flood(world: Federation, kind: str, count: int, descriptors: int, 
     return opened
 
 
+@pytest.mark.slow
 def test_a_flood_of_connections_leaves_descriptors_for_agents_and_checkpoints(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

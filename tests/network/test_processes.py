@@ -52,6 +52,7 @@ def test_a_rehearsal_gives_the_bits_of_the_serial_backend(tmp_path: Path) -> Non
     assert all(2 * model <= down < 3 * model + 10_000 for down in told)
 
 
+@pytest.mark.slow
 def test_the_printed_commands_to_join_work_when_pasted_elsewhere(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -193,6 +194,7 @@ def test_the_certificate_changes_without_a_new_token_for_everybody(
     assert weights(world.out) == serial_weights(values, tmp_path / "serial")
 
 
+@pytest.mark.slow
 def test_an_agent_changes_its_key_during_the_run_and_no_bit_changes(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -232,6 +234,7 @@ def test_agents_enrol_once_for_several_runs_and_for_a_fresh_start(
     assert all(process.poll() is None for process in world.processes.values())  # they wait for more work
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -248,6 +251,7 @@ def test_an_agent_that_is_killed_between_two_clients_goes_on_with_the_second(
     assert again.wait(timeout=60) == 0  # it is finished: nobody is waited for
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_at_its_target_waits_for_nobody(tmp_path: Path) -> None:
     early = {"target": {"accuracy": 0.01}, "stop": "target"}
     file = write_toml(tmp_path / "experiment.toml", {**EXPERIMENT, "rounds": 9, "evaluate": early})
@@ -260,6 +264,7 @@ def test_a_run_that_stopped_at_its_target_waits_for_nobody(tmp_path: Path) -> No
     assert weights(tmp_path / "net") == before
 
 
+@pytest.mark.slow
 def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ def check(model: Sentence, loss: Sentence, training: dict[str, Any], ways: Seque
     assert problems(comparison, ways) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=12, **QUICK)
 @given(models, losses, trainings)
 def test_a_dozen_random_tasks(model: Sentence, loss: Sentence, training: dict[str, Any]) -> None:

@@ -136,6 +136,7 @@ def test_what_guessing_reaches(metric: str, counts: list[float] | None, expected
     assert chance(metric, None if counts is None else np.array(counts)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positives", [5, 20])
 def test_the_standard_error_of_auroc_is_that_of_random_scores(positives: int) -> None:
     from fedloom.score_metrics import auroc

@@ -28,6 +28,7 @@ def test_without_protection_the_server_sees_each_update(run: RunData) -> None:
     assert any(sentence.startswith("No differential privacy") for sentence in found)
 
 
+@pytest.mark.slow
 def test_it_says_for_each_way_to_learn_who_saw_what(tmp_path: Path) -> None:
     algorithms = {"peer": Peer(), "local": LocalOnly(), "mean": FedAvg()}
     data = federation([20] * 3)

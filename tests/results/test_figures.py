@@ -137,6 +137,7 @@ def test_rounds_are_whole_and_shares_are_in_per_cent_in_all_figures(run: RunData
                 assert all(tick.get_text().endswith(" %") for tick in axes.get_yticklabels())
 
 
+@pytest.mark.slow
 def test_long_labels_are_whole_at_every_resolution(tmp_path: Path) -> None:
     large = write_run(tmp_path, "large")  # labels of 40 letters
     with styled():
@@ -160,6 +161,7 @@ def test_few_clients_have_long_names_in_two_lines(run: RunData, monkeypatch: pyt
     assert len(across.figure.axes[-1].get_xticks()) == len(run.clients)  # every client is named
 
 
+@pytest.mark.slow
 def test_many_clients_with_long_names_have_different_names_that_do_not_overlap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

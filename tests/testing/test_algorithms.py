@@ -197,6 +197,7 @@ class KeepsForAbsent(FedAvg):
         return data.examples.to(torch.float64)
 
 
+@pytest.mark.slow
 def test_a_good_algorithm_passes() -> None:
     said: list[str] = []
     check_algorithm(Mine, progress=said.append)

@@ -82,6 +82,7 @@ def test_the_weights_of_a_loss_are_converted_with_the_model() -> None:
     assert check_task(Task(Normed, loss=loss), DATA).precision == "float64"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [

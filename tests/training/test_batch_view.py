@@ -208,6 +208,7 @@ class Prototypes(FedAvg):
         return add(step.grad, scale(step.batch.grad_of(apart), known.to(torch.float64)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [Looking, Prototypes])
 def test_algorithms_that_look_keep_all_promises(algorithm: type[FedAvg]) -> None:
     check_algorithm(algorithm)

@@ -252,6 +252,7 @@ def test_an_answer_may_have_as_many_tensors_as_its_method_returns(
         assert (reply.status_code, told["code"] if "code" in told else told["results"][0]["status"]) == expected
 
 
+@pytest.mark.slow
 def test_hostile_bodies_take_little_memory() -> None:
     command = [sys.executable, "-m", "tests.network.hostile_bodies"]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True)

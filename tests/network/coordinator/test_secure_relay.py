@@ -230,6 +230,7 @@ def test_a_site_that_gives_wrong_shares_is_named_and_the_sum_is_right(
     assert any("round 2: '1' gave wrong shares. The sum was found without them" in line for line in run.said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["advertise", "share", "mask", "confirm", "unmask"])
 def test_a_site_may_vanish_at_every_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     fail_at(monkeypatch, "site-2", stage)

@@ -67,6 +67,7 @@ def test_only_sums_are_stored_and_no_log_has_a_key_or_a_share(tmp_path: Path, mo
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [f"secure.{stage}" for stage in ("advertise", "share", "mask", "confirm", "unmask")])
 def test_a_coordinator_that_dies_before_a_sum_is_unmasked_begins_again_with_new_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
