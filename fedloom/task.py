@@ -266,6 +266,8 @@ class Task:
                 module = KerasModule(module)
         if next(module.parameters(), None) is None:
             raise InputError(f"The model {type(module).__name__} has no parameters, so there is nothing to learn.")
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise InputError("The model is compiled by torch.jit, and cannot be trained here. Give the module itself.")
         return widened(module, self.torch_dtype)
 
     def _give_sizes(self, module: nn.Module, unbuilt: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Model, loss and metrics."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -279,3 +280,11 @@ def test_a_model_that_fails_on_the_first_examples_is_named_with_its_line() -> No
 def test_a_model_without_parameters_is_refused() -> None:
     with pytest.raises(InputError, match="The model Flatten has no parameters, so there is nothing to learn"):
         Task(nn.Flatten).initial()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("around", [lambda part: part, lambda part: nn.Sequential(part, nn.Flatten())])
+def test_a_compiled_model_is_refused(around: Callable[[nn.Module], nn.Module]) -> None:
+    compiled = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))  # type: ignore[no-untyped-call]
+    with pytest.raises(InputError, match=r"compiled by torch\.jit, .* Give the module itself"):
+        Task(around(compiled)).build()

@@ -222,10 +222,11 @@ def predict_file(
             seen: list[Tensor] = []
             bad: list[InputError] = []
             read = 0
+            encode = partial(preprocessing.encode, comma_is_decimal=table.comma_is_decimal)
             for lines, cells in table.blocks():
-                encode = partial(preprocessing.encode, comma_is_decimal=table.comma_is_decimal)
+                good: Sequence[int] = range(len(lines))
                 try:
-                    x, good = encode(cells, _where(lines, path)), range(len(lines))
+                    x = encode(cells, _where(lines, path))
                 except InputError as error:
                     if not skip_bad_rows:
                         raise InputError(f"{error} {SKIP}") from None
