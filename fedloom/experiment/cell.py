@@ -15,7 +15,7 @@ from fedloom.clock.clock import GROUP
 from fedloom.clock.fleet import Fleet
 from fedloom.clock.in_flight import with_versions
 from fedloom.data.federation import Federation
-from fedloom.errors import FRESH, FedloomError, InputError, QuorumError, StoreError
+from fedloom.errors import FRESH, FedloomError, InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_start, check_target
@@ -106,6 +106,8 @@ class Cell:
                 store.set_status(self.number, "stopped")
             else:
                 store.set_status(self.number, "failed", error=str(error))
+            if isinstance(error, TrainingError) and len(self.plan.seeds) * len(self.plan.algorithms) > 1:
+                error.args = (f"{self.title}: {error}",)  # which of the cells it was
             raise
         finally:
             self.progress.end(self.title)

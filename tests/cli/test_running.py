@@ -121,7 +121,7 @@ def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Pat
 
 def test_a_diverging_run_fails_with_exit_code_1(folder: Path) -> None:
     done = fedloom("run", "small.toml", "-q", "--set", "train.lr=1e30", folder=folder, code=1)
-    assert re.search(r"Round \d+, client '\d+'.*the loss is (nan|inf)", done.stderr)
+    assert re.search(r"error: fedavg \(seed 1\): Round \d+, client '\d+'.*the loss is (nan|inf)", done.stderr)
     assert "Traceback" not in done.stderr
 
 
