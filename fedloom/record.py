@@ -122,7 +122,8 @@ class Record(BaseModel):
 def explain(record: type[BaseModel], error: ValidationError) -> InputError:
     """Return the first problem as an error that names the parameter, the record, what is allowed and what you gave."""
     details = error.errors(include_url=False)
-    first = details[0]
+    # a field that is missing is often there, but misspelt
+    first = next((one for one in details if one["type"] == "extra_forbidden"), details[0])
     original = first.get("ctx", {}).get("error")
     if isinstance(original, InputError):
         return original

@@ -61,10 +61,14 @@ def code(name: str, base: Path, *kinds: type) -> Any:
     file = code_file(name, base)
     module = _load_file(file) if file is not None else _import(where, name)
     if not hasattr(module, what):
-        public = [
-            known for known, value in vars(module).items() if known[0] != "_" and not isinstance(value, ModuleType)
-        ]
-        raise InputError(f"'{name}': {where} has no '{what}'.{nearest(what, public)}")
+        public = {
+            known: value
+            for known, value in vars(module).items()
+            if known[0] != "_" and not isinstance(value, ModuleType)
+        }
+        defined = [known for known, value in public.items() if getattr(value, "__module__", None) == module.__name__]
+        listed = f" It defines {', '.join(defined[:8])}." if file is not None and defined else ""
+        raise InputError(f"'{name}': {where} has no '{what}'.{listed}{nearest(what, defined or public)}")
     found = getattr(module, what)
     if file is None and not _gives(found, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)

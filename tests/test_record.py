@@ -111,6 +111,7 @@ def test_a_missing_field_is_named_with_its_meaning() -> None:
         clients."""
 
     assert message(Described) == "The 'clients' parameter of Described is needed. The number of clients."
+    assert message(Described, client=3).endswith("Known: clients. Did you mean 'clients'?")
 
 
 def test_whole_numbers_are_numbers() -> None:

@@ -60,7 +60,7 @@ def test_two_folders_may_have_files_of_the_same_name(folder: Path) -> None:
     [
         ("net.py:", "'net.py:' names no code: write file.py:Name or package.module:Name."),
         (":Net", "':Net' names no code"),
-        ("net.py:Nett", "'net.py:Nett': net.py has no 'Nett'. Did you mean 'Net'?"),
+        ("net.py:Nett", "'net.py:Nett': net.py has no 'Nett'. It defines Net, build. Did you mean 'Net'?"),
         ("none.py:Net", "There is no file"),
         ("no_such_module:Net", "'no_such_module:Net': there is no module 'no_such_module'. Write file.py:Name"),
         ("broken.py:Net", "broken.py failed while it was loaded: ZeroDivisionError: division by zero"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,9 +106,17 @@ def divided(
             classes=dataset.classes,
             missing=dataset.missing,
         ),
-        cautions=dataset.cautions,
+        cautions=(*dataset.cautions, *_replaced_clients(dataset, names is not None)),
         largest_group=_largest_group(dataset, kept, owner),
     )
+
+
+def _replaced_clients(dataset: Dataset, natural: bool) -> Iterator[str]:
+    """Yield a sentence if a partition takes the place of the clients that the data names."""
+    if dataset.client is not None and not natural:
+        known = len(np.unique(np.asarray(dataset.client).astype(str)))
+        whose = f"the {known:,} clients" if known > 1 else "the client"
+        yield f"`partition` takes the place of {whose} that the data names: leave it out to keep them."
 
 
 def _largest_group(dataset: Dataset, kept: Rows, owner: Rows) -> int | None:

@@ -142,13 +142,18 @@ def _doubts(key: str, epsilon: float | None, delta: float, count: int | None, ma
 
 
 def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[str]:
-    """Yield what ε does not cover of how a [data] table prepares the data; sites may have tables of their own."""
+    """Yield what neither ε nor masks cover of how a [data] table prepares the data; sites may have tables of their own."""
     given = data if isinstance(data, Mapping) else {}  # otherwise a Python program made the data
     shares = given.get("normalize") == "federated" or given.get("scale_target") or given.get("preprocessing")
     if shares and (table.dp is not None or table.example_dp is not None):
         yield (
             "ε is about training. The sums that scale the data, or a site's summary for `fedloom data agree`, give "
             "means and variances without noise: ε does not cover them."
+        )
+    elif (shares or given.get("categorical")) and table.secure_aggregation is not None:
+        yield (
+            "Secure aggregation is about training. Masks do not cover how the data is prepared before it: counts, sums "
+            "and sums of squares of each feature, and names of categories, leave each client as they are."
         )
     if given.get("group") or at_sites:
         yield from of_people(table, given.get("group"))

@@ -31,6 +31,14 @@ def test_natural_clients_keep_their_examples_in_order() -> None:
     assert federation.name(1) == "b"
 
 
+def test_a_partition_that_replaces_the_clients_of_the_data_is_told() -> None:
+    data = numbered(6, client=np.array(["b", "a", "b", "a", "c", "b"]))
+    (said,) = federate(data, partition={"name": "iid", "clients": 2}).cautions
+    assert said == "`partition` takes the place of the 3 clients that the data names: leave it out to keep them."
+    assert federate(data).cautions == federate(data, partition="natural").cautions == ()
+    assert federate(numbered(6), clients=2).cautions == ()
+
+
 @pytest.mark.parametrize(
     "client",
     [

@@ -78,6 +78,14 @@ def test_what_scales_the_data_is_outside_of_epsilon(data: dict[str, object]) -> 
     assert [*outside(PrivacyTable(), data)] == []
 
 
+@pytest.mark.parametrize("data", [{"normalize": "federated"}, {"categorical": ["ward"]}])
+def test_what_prepares_the_data_is_outside_of_masks(data: dict[str, object]) -> None:
+    table = PrivacyTable(secure_aggregation=SecureTable())
+    (said,) = outside(table, data)
+    assert "Masks do not cover how the data is prepared" in said
+    assert [*outside(table, {"normalize": "client"})] == []
+
+
 def test_an_epsilon_of_examples_is_not_one_of_people() -> None:
     table = PrivacyTable(example_dp=ExampleTable(epsilon=2.0, delta=1e-5))
     (said,) = outside(table, {"group": "patient_id"})

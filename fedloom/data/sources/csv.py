@@ -313,6 +313,8 @@ class Csv(Source):
         special = [*self._labels, *self.drop, *self._about_rows]
         for name in (*special, *self._categorical):
             require(name, table.header, f"The file {table.shown}", "column")
+        for name in (name for name in self.drop if name in self._labels):
+            raise InputError(f"The column '{name}' is in 'drop', and it is the label: leave it out of one of them.")
         for name in self._categorical:
             if name in special:
                 raise InputError(f"The column '{name}' is in 'categorical', and it is not a feature: leave it out.")

@@ -74,7 +74,7 @@ export function open(into, context) {
       const rows = [...one.lines].filter((line) => line.mean.length).map((line) => ({ line, last: line.mean.length - 1 }));
       // numbers of other rounds or over fewer seeds are no ranking
       const level = new Set(rows.map(({ line, last }) => `${line.x.rounds[last]} ${line.count}`)).size < 2;
-      box.about.textContent = level ? "The last round, the best algorithm first:" : "The last round of each algorithm, in the order of the file: they are not at the same round, or not all have the same seeds.";
+      box.about.textContent = level ? "The last round of these curves, the best algorithm first (the report compares the final models):" : "The last round of each algorithm, in the order of the file: they are not at the same round, or not all have the same seeds.";
       if (one.universal) box.about.textContent += ` “Universal test” has each client’s model ${one.universal.replace(", universal test", "")} on the tests of all clients, at the end of the seeds that are done.`;
       if (level) rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
       const body = rows.map(({ line, last }) => {

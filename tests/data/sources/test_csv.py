@@ -289,6 +289,7 @@ def test_an_embedded_category_is_not_normalised(tmp_path: Path) -> None:
     [
         ({"categorical": ["wards"]}, "no column 'wards'.*Did you mean 'ward'"),
         ({"categorical": ["y"]}, "The column 'y' is in 'categorical', and it is not a feature"),
+        ({"drop": ["y"]}, "The column 'y' is in 'drop', and it is the label"),
         ({"categorical": ["ward"], "embed": ["age"]}, "'categorical' has no column 'age'"),
         ({"categorical": {"ward": ["icu"], "smoker": ["no"]}}, "Line 3 of .* has 'surgery' in column 'ward'"),
         ({"categorical": ["ward"]}, "an empty cell|'no' in column 'smoker'.*looks like yes or no"),
