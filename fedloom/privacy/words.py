@@ -142,7 +142,7 @@ def _doubts(key: str, epsilon: float | None, delta: float, count: int | None, ma
 
 
 def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[str]:
-    """Yield what neither ε nor masks cover of how a [data] table prepares the data; sites may have tables of their own."""
+    """Yield what neither ε nor masks cover of how a [data] table prepares data; sites may have tables of their own."""
     given = data if isinstance(data, Mapping) else {}  # otherwise a Python program made the data
     shares = given.get("normalize") == "federated" or given.get("scale_target") or given.get("preprocessing")
     if shares and (table.dp is not None or table.example_dp is not None):
