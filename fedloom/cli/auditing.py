@@ -61,9 +61,10 @@ def audit_privacy(
     run = shlex.join(["fedloom", "run", str(file), *chosen])
     with shared.showing(quiet) as progress:
         found = audit(experiment, folder, only or (), progress, canaries, run)
-    write = print_json(found) if as_json else _print_findings(found)
+    now = {name: one for name, one in found.items() if not only or name in only}  # the file also has earlier ones
+    write = print_json(found) if as_json else _print_findings(now)
     with styled():
-        drawn = [figure for draw in (reconstruction, poisoning) if (figure := draw(found)) is not None]
+        drawn = [figure for draw in (reconstruction, poisoning) if (figure := draw(now)) is not None]
         pictures = [path for figure in drawn for path in figure.save(folder) if path.suffix == ".png"]
     for path in pictures:
         write(f"Picture: {path}")

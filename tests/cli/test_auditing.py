@@ -70,6 +70,9 @@ def test_pictures_are_written_beside_the_findings(private: Path) -> None:
     done = fedloom("audit", "private.toml", "--only", "reconstruction", folder=private)
     assert "Picture: runs/private/reconstruction.png" in done.stdout
     assert (private / "runs/private/reconstruction.png").stat().st_size > 10_000
+    later = fedloom("audit", "private.toml", "--only", "epsilon", "--canaries", "100", folder=private)
+    assert "econstruct" not in later.stdout, "it is of an earlier audit"
+    assert {"epsilon", "reconstruction"} <= json.loads((private / "runs/private/audit.json").read_text()).keys()
 
 
 def test_what_does_not_exist_is_an_error(private: Path) -> None:
