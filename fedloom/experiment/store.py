@@ -46,9 +46,10 @@ CLIENT_NAME = """coalesce(clients.name, CASE t.client WHEN (SELECT max(client) +
 # The last round that has a phase is what a summary is about. A single undefined value of a mean over examples leaves no
 # mean; other metrics, such as the AUROC of a client with one class, are left out where they are undefined.
 CLIENT_MEANS = """SELECT split, metric, avg(value) FROM client_metrics JOIN metrics USING (metric)
-    WHERE cell = :cell AND phase = :phase AND round =
+    WHERE cell = :cell AND phase = :phase AND round > :after AND round =
     (SELECT round FROM client_metrics WHERE cell = :cell AND phase = :phase ORDER BY round DESC LIMIT 1)
     GROUP BY split, metric HAVING count(value) = count(*) OR (count(value) AND NOT is_mean)"""
+ENDED = "SELECT 1 FROM client_metrics WHERE cell = :cell AND phase = 'final' LIMIT 1"
 POOLED = """SELECT split, metric, value FROM pooled_metrics WHERE cell = :cell AND phase = :phase AND value NOTNULL
     AND round = (SELECT max(round) FROM pooled_metrics WHERE cell = :cell AND phase = :phase)"""
 SERVER = """SELECT split, metric, value FROM server_metrics WHERE cell = :cell AND value NOTNULL
@@ -225,11 +226,12 @@ class Store:
         flat = np.fromiter(chain.from_iterable(rows), np.float64, columns * len(rows))
         return flat.reshape(-1, columns)
 
-    def participating(self, cell: int) -> list[int]:
-        """Return the numbers of the clients that took part at least once."""
+    def is_pooled(self, cell: int) -> bool:
+        """Return whether the cell trained on everybody's examples in one place."""
         with self._transaction("BEGIN") as database:
-            query = "SELECT DISTINCT client FROM participants WHERE cell = ? ORDER BY client"
-            return [client for (client,) in database.execute(query, (cell,))]
+            query = "SELECT client = (SELECT max(client) + 1 FROM clients) FROM participants WHERE cell = ? LIMIT 1"
+            found = database.execute(query, (cell,)).fetchone()
+            return found is not None and bool(found[0])
 
     def abandoned(self, cell: int) -> int:
         """Return how many rounds did not count."""
@@ -254,15 +256,22 @@ class Store:
 
         Before training and at the end, a pooled number is that of one model on all tests. It is left out if clients
         have models of their own: each would be tested on its own part, which says nothing about all tests.
+
+        The pooled baseline trains at no client, so after training its clients have the model that comes next: the one
+        before the next round, or at the end.
         """
         found: dict[str, float] = {}
-        own_models = self.fact(OWN_MODELS) or ()
+        own_models, pooled = self.fact(OWN_MODELS) or (), self.is_pooled(cell)
         with self._transaction("BEGIN") as database:
             label = database.execute("SELECT label FROM cells WHERE id = ?", (cell,)).fetchone()
             shared = label is None or label[0] not in own_models
             for phase in ("final", "post_fit", "pre_fit", "universal"):
                 prefix = "" if phase == "final" else f"{phase}_"
-                for split, metric, value in database.execute(CLIENT_MEANS, {"cell": cell, "phase": phase}):
+                where = {"cell": cell, "phase": phase, "after": -1}
+                if pooled and phase == "post_fit":
+                    ended = database.execute(ENDED, {"cell": cell}).fetchone() is not None
+                    where |= {"phase": "final"} if ended else {"phase": "pre_fit", "after": 1}
+                for split, metric, value in database.execute(CLIENT_MEANS, where):
                     found[prefix + (metric if phase == "universal" else f"{split}_{metric}")] = value
                 if not shared and phase != "post_fit":
                     continue

@@ -7,7 +7,7 @@ test split. `evaluate.headline` says which rounds count: the last one, the best 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -75,10 +75,11 @@ def of_cell(store: Store, cell: int, rule: str) -> dict[str, float]:
     metrics = store.rows("metrics")
     lower = tuple(f"_{row['metric']}" for row in metrics if not row["higher_is_better"])
     by_round: dict[str, dict[int, list[float]]] = {}  # name → round → values
-    for row in store.rows("client_metrics", cell):
-        if row["value"] is not None and row["phase"] in ("pre_fit", "post_fit"):
-            name = f"{row['phase']}_{row['split']}_{row['metric']}"
-            by_round.setdefault(name, {}).setdefault(row["round"], []).append(row["value"])
+    pooled = store.is_pooled(cell)
+    for row in (row for row in store.rows("client_metrics", cell) if row["value"] is not None):
+        for phase, round in _measures(row["phase"], row["round"], pooled):
+            name = f"{phase}_{row['split']}_{row['metric']}"
+            by_round.setdefault(name, {}).setdefault(round, []).append(row["value"])
     for row in store.rows("server_metrics", cell):
         if row["value"] is not None:
             by_round.setdefault(f"server_{row['split']}_{row['metric']}", {})[row["round"]] = [row["value"]]
@@ -86,6 +87,19 @@ def of_cell(store: Store, cell: int, rule: str) -> dict[str, float]:
         name: of_rounds([fmean(values) for _, values in sorted(rounds.items())], rule, not name.endswith(lower))
         for name, rounds in by_round.items()
     }
+
+
+def _measures(phase: str, round: int, pooled: bool) -> Iterator[tuple[str, int]]:
+    """Yield before or after which round's local training a client's value was measured.
+
+    The pooled model trains at no client: what a client has after a round is what it has before the next one.
+    """
+    if phase == "pre_fit" or (phase == "post_fit" and not pooled):
+        yield phase, round
+    if pooled and phase == "final":
+        yield "post_fit", round
+    if pooled and phase == "pre_fit" and round > 1:
+        yield "post_fit", round - 1
 
 
 def of_rounds(values: Iterable[float], rule: str, higher_is_better: bool) -> float:

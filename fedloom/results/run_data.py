@@ -192,10 +192,8 @@ class RunData:
     def is_pooled(self, label: str) -> bool:
         """Whether the algorithm trained on everybody's examples in one place."""
         ids = [cell["id"] for (known, _), cell in self.cells.items() if known == label]
-        participants: set[int] = self._cached(
-            ("participants", label), lambda store: {client for cell in ids for client in store.participating(cell)}
-        )
-        return bool(self.clients) and participants == {len(self.clients)}
+        found: bool = self._cached(("pooled", label), lambda store: any(map(store.is_pooled, ids)))
+        return found
 
     def client_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> ClientValues:
         """A metric of one cell at its clients. Values that are not finite are left out.

@@ -171,6 +171,34 @@ def test_the_summary_counts_each_client_once_and_pools_each_example_once(tmp_pat
         assert store.summary(other)["post_fit_test_accuracy"] == pytest.approx(0.6)
 
 
+def test_the_pooled_model_has_means_over_clients_before_and_after_training_and_at_the_end(tmp_path: Path) -> None:
+    x, y = np.zeros((40, 4), np.float32), np.zeros(40, np.int64)
+    everyone = {"reports": (Report(2, 0, 0),), "server": {}}
+    trained = {2: {"test": measured(40, 0.5)}}
+    first, second = record(1).clients["pre_fit"], final(2, 0.2).clients["final"]
+    ended = {"pre_fit": second, "post_fit": trained, "final": {0: {"test": measured(10, math.nan)}}}
+    with Store(tmp_path) as store:
+        store.set_clients(Federation.from_arrays(x, y, client=["a"] * 10 + ["b"] * 30))
+        cell = store.cell("pooled", 1)
+        store.save(cell, record(1, clients={"pre_fit": first, "post_fit": trained}, **everyone), TASK)
+        assert store.is_pooled(cell)
+        assert "post_fit_test_accuracy" not in store.summary(cell)  # no client has the trained model yet
+        store.save(cell, record(2, clients={"pre_fit": second, "post_fit": trained}, **everyone), TASK)
+        summary = store.summary(cell)
+        assert summary["post_fit_test_accuracy"] == summary["pre_fit_test_accuracy"] == pytest.approx((0.2 + 0.1) / 2)
+        assert summary["pooled_post_fit_test_accuracy"] == pytest.approx(0.5)
+        store.save(cell, record(2, clients={**ended, "final": first}, **everyone), TASK)
+        summary = store.summary(cell)
+        assert summary["post_fit_test_accuracy"] == summary["test_accuracy"] == pytest.approx((0.8 + 0.4) / 2)
+        assert summary["pooled_test_accuracy"] == pytest.approx((8 + 12) / 40)
+        store.save(cell, record(2, clients=ended, **everyone), TASK)
+        assert "post_fit_test_accuracy" not in store.summary(cell)  # undefined at the end, whatever it was before
+        other = store.cell("fedavg", 1)
+        assert not store.is_pooled(other)
+        store.save(other, record(1), TASK)
+        assert not store.is_pooled(other)
+
+
 def test_a_summary_is_about_the_last_measured_round(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         cell = store.cell("fedavg", 1)

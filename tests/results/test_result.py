@@ -23,6 +23,7 @@ from fedloom.experiment.run_folder import locked
 from fedloom.experiment.store import Store
 from fedloom.results.result import CellResult, Result, overall
 from fedloom.results.run_data import RunData
+from tests.conftest import federation as data_of
 from tests.experiment.small_run import ALGORITHMS, run
 
 
@@ -107,6 +108,23 @@ def test_the_headline_is_chosen_as_asked(federation: Any, task: Any, tmp_path: P
     curve = [sum(values[r]) / len(values[r]) for r in sorted(values)]
     assert result.runs[0].headline["post_fit_test_accuracy"] == pytest.approx(choose(curve))
     assert result.json()["headline"] == rule
+
+
+@pytest.mark.parametrize(("rule", "choose"), [("best", min), ("last:2", lambda curve: sum(curve[-2:]) / 2)])
+def test_the_headline_of_the_pooled_model_is_a_mean_over_clients(tmp_path: Path, rule: str, choose: Any) -> None:
+    data, task = data_of([10, 60, 30], seed=1), fl.Task("logistic", args={"features": 16, "classes": 3})
+    algorithms = {"pooled": fl.Pooled(lr=0.1)}
+    result = run(data, task, tmp_path, algorithms=algorithms, evaluate=EvaluateTable(headline=rule))
+    values: dict[tuple[str, int], list[float]] = {}
+    for row in result.rows("clients"):
+        if (row["metric"], row["split"]) == ("loss", "test"):
+            values.setdefault((row["phase"], row["round"]), []).append(row["value"])
+    last = result.runs[0].rounds
+    means = {place: sum(some) / len(some) for place, some in values.items()}
+    curve = [*(means["pre_fit", round] for round in range(2, last + 1)), means["final", last]]
+    assert result.runs[0].headline["post_fit_test_loss"] == pytest.approx(choose(curve))
+    assert means["final", last] != pytest.approx(means["post_fit", last])  # over all examples
+    assert result.runs[0].final["post_fit_test_loss"] == result.runs[0].final["test_loss"]
 
 
 def cell(status: str = "done", sha256: str | None = "aa") -> CellResult:
