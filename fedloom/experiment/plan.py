@@ -29,6 +29,7 @@ from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.base import locate
 from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError, ParameterError
+from fedloom.experiment import unequal_weights
 from fedloom.experiment.experiment_file import NO_DATA, DataTable, EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
@@ -41,7 +42,6 @@ from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
 
 UNLIMITED = (-math.inf, math.inf)
-MUCH_LARGER = 1.1  # a client than another: below, weights by examples are about equal
 MOST_DRAWS = 10_000_000  # clients × rounds: the cohorts of more rounds are not drawn beforehand
 
 
@@ -194,7 +194,8 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
     weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()))
-    return [*found, *weak, *_unequal_weights(plan, federation), *_few_rounds(plan)]
+    unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist())
+    return [*found, *weak, *unequal, *_few_rounds(plan)]
 
 
 def _few_rounds(plan: Plan) -> Iterator[str]:
@@ -208,20 +209,12 @@ def _few_rounds(plan: Plan) -> Iterator[str]:
         yield f'[evaluate] headline = "{rule}", but only {measured} rounds are measured: it is the mean of all of them.'
 
 
-def _unequal_weights(plan: Plan, federation: Federation) -> Iterator[str]:
-    """Algorithms whose means weigh clients in different ways, as their papers do, on clients of different sizes."""
-    weighed: dict[str, list[str]] = {}
-    for label, algorithm in plan.algorithms.items():
-        if isinstance(algorithm, Central) and hasattr(algorithm, "weights"):
-            weighed.setdefault(algorithm.weights, []).append(label)
-    sizes = federation.sizes("train")
-    if len(weighed) > 1 and sizes.max() > MUCH_LARGER * sizes.min():
-        ways = " and ".join(f'"{kind}" for {", ".join(labels)}' for kind, labels in weighed.items())
-        yield (
-            f"Algorithms weigh clients in different ways (weights = {ways}), and clients have {sizes.min():,} to "
-            f"{sizes.max():,} training examples: a part of their difference may come from that. To compare them alike, "
-            f'set weights = "examples" or "uniform" for each in [algorithm].'
-        )
+def weights_of(plan: Plan) -> dict[str, str]:
+    """Return how each algorithm that takes a mean weighs clients."""
+    found = (
+        (label, getattr(one, "weights", None)) for label, one in plan.algorithms.items() if isinstance(one, Central)
+    )
+    return {label: weights for label, weights in found if isinstance(weights, str)}
 
 
 def check_start(plan: Plan, seed: int | None = None) -> None:

@@ -17,8 +17,9 @@ from fedloom.backends.vector import Vector, Workers
 from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
+from fedloom.experiment import unequal_weights
 from fedloom.experiment.experiment_file import RunTable
-from fedloom.experiment.plan import Plan, cautions
+from fedloom.experiment.plan import Plan, cautions, weights_of
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import check_same_data, preprocessing_file
 from fedloom.experiment.store import Store
@@ -118,6 +119,7 @@ class WorkerGroup:
         if self.store.fact("setup") is None:
             known = [*cautions(self.plan, task, federation), *filter(None, [facts.caution])]
             self.store.set_fact("cautions about algorithms", known)
+            self.store.set_fact(unequal_weights.FACT, weights_of(self.plan))
             for caution in known:
                 self.progress.caution(caution)
         setup = self._setup(facts, federation)

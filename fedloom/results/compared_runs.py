@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import differences
 from fedloom.results.comparisons import main_comparison
-from fedloom.results.report_warnings import about_seeds
+from fedloom.results.report_warnings import about_algorithms, about_seeds, about_weights
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import Cell, RunData
 from fedloom.results.run_values import ClientValues, Curve
@@ -46,6 +46,12 @@ class ComparedRuns(RunData):
         ]
         first = next(iter(self.sources.values()))[0].result
         return replace(first, folder=self.folder, name=self.name, runs=tuple(cells), metrics=tuple(self.metrics))
+
+    @property
+    def data_fingerprints(self) -> dict[str, str]:
+        """Those of all runs: one may have more seeds than another, each with data of its own."""
+        found = (run.data_fingerprints for run, _ in self.sources.values())
+        return {seed: data for one in found for seed, data in one.items()}
 
     @property
     def name(self) -> str:
@@ -229,18 +235,23 @@ def _listed(values: Iterable[object]) -> str:
 
 def what_differs(run: ComparedRuns) -> list[str]:
     """What differs between the first run and each other, and in the settings of algorithms of both; a line each."""
-    runs = list({source.folder: source for source, _ in run.sources.values()}.values())
-    first, lines = runs[0], list(run.copies)
+    compared, lines = _compared(run), list(run.copies)
+    first, first_labels = compared[0]
     labels = dict.fromkeys(there for _, there in run.sources.values())
-    for other in runs[1:]:
+    for other, other_labels in compared[1:]:
         before, after = map(_of_both, (first, other))
-        rounds = [max(cell["rounds_done"] for cell in one.cells.values()) for one in (first, other)]
+        rounds = [_most_rounds(first, first_labels), _most_rounds(other, other_labels)]
         changed = [f"rounds: {rounds[0]} → {rounds[1]}"] if rounds[0] != rounds[1] else []
         changed += [*differences(before, after), *_own_settings(first, other, labels)]
         lines += [f"{first.folder} → {other.folder}: {line}" for line in changed]
         if first.description.get("cohort") != other.description.get("cohort"):
             lines.append("Numbers after local training are about the clients that each run drew, which differ.")
     return lines
+
+
+def _most_rounds(run: RunData, labels: Collection[str]) -> int:
+    """How many rounds any of these algorithms has done."""
+    return max(int(cell["rounds_done"]) for (label, _), cell in run.cells.items() if label in labels)
 
 
 def _of_both(run: RunData) -> dict[str, Any]:
@@ -279,11 +290,21 @@ def cautions(run: ComparedRuns) -> Iterator[str]:
     """What a reader should know before trusting a ranking of the algorithms of several runs."""
     rounds: dict[int, list[str]] = {}
     for label, (source, there) in run.sources.items():
-        done = max(cell["rounds_done"] for (known, _), cell in source.cells.items() if known == there)
-        rounds.setdefault(done, []).append(label)
+        rounds.setdefault(_most_rounds(source, {there}), []).append(label)
     if len(rounds) > 1:
         listed = "; ".join(f"{count} rounds: {', '.join(labels)}" for count, labels in rounds.items())
         yield say("caution", "other_rounds", rounds=listed)
     yield from about_seeds(run)
-    facts = (source.facts.get("cautions about algorithms") or () for source, _ in run.sources.values())
-    yield from dict.fromkeys(chain.from_iterable(facts))
+    said: dict[str, None] = {}  # each sentence once
+    for source, labels in _compared(run):
+        said |= dict.fromkeys(about_algorithms(source, {*source.labels} - labels))
+    yield from said
+    yield from about_weights(run, run.sources)
+
+
+def _compared(run: ComparedRuns) -> list[tuple[RunData, set[str]]]:
+    """Each run, with the labels of those of its algorithms that are compared."""
+    labels: dict[Path, set[str]] = {}
+    for source, there in run.sources.values():
+        labels.setdefault(source.folder, set()).add(there)
+    return [(source, labels[source.folder]) for source in {one.folder: one for one, _ in run.sources.values()}.values()]

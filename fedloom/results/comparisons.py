@@ -28,6 +28,7 @@ TITLES = {
 _OWN_TESTS = {"post_fit_test": "post_fit", "pre_fit_test": "pre_fit", "test": "final"}
 # the phases of the keys that are about clients
 PHASES = {**_OWN_TESTS, **{f"pooled_{key}": phase for key, phase in _OWN_TESTS.items()}}
+HERE = " on these test examples"  # what a claim must add if no seed has others
 ABOUT_CLIENTS = {**PHASES, "universal": "universal"}  # the same with the test that is about clients' models
 
 
@@ -41,6 +42,7 @@ class Comparison:
     rule: str = "final"
     drawn: str = ""  # says so if the numbers are about some of the clients only
     common: dict[int, int] = field(default_factory=dict)  # seed → at how many clients all have a value, if not alike
+    one_split: bool = False  # whether all seeds test on the same examples
 
     @property
     def way(self) -> str:
@@ -56,6 +58,11 @@ class Comparison:
         """The metric and how it was measured, in words."""
         return f"{self.metric.name}, {self.way}"
 
+    @property
+    def where(self) -> str:
+        """What a claim about several seeds must add: which examples it is about."""
+        return HERE if self.one_split else ""
+
 
 def comparisons(run: RunData, metric: str) -> list[Comparison]:
     """All ways in which a metric was measured at the end. Cells that are not finished are left out."""
@@ -70,7 +77,8 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
                 values.setdefault(cell.algorithm, {})[cell.seed] = value
         if values:
             drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
-            found.append(_at_common_clients(run, Comparison(key, info, values, run.result.rule, drawn)))
+            one = Comparison(key, info, values, run.result.rule, drawn, one_split=run.has_one_split)
+            found.append(_at_common_clients(run, one))
     return [one for one in found if one.values]
 
 

@@ -25,7 +25,7 @@ from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import TEMPLATES, page, say
 from fedloom.results.statistics import Spread, differences, spread
-from fedloom.results.table import STATISTICS, Table, missing, show, two_digits
+from fedloom.results.table import STATISTICS, Table, missing, show
 from fedloom.results.table import write as write_tables
 
 MOST_ROWS = 300  # of a table on the page; the CSV file has all of them
@@ -135,8 +135,10 @@ def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> 
     if len(federated) > 1 and len(numbers) == 1:
         several = "; the other algorithms have the same numbers"
     elif len(federated) > 1:
-        what, chance = ("mean", "") if over_seeds[best].count > 1 else ("number", ", with one seed: this may be chance")
-        several = f" has the best {what} of the {len(federated)} algorithms that leave the data where it is{chance}"
+        what, limit = "mean", f",{comparison.where}" if comparison.one_split else ""
+        if over_seeds[best].count == 1:
+            what, limit = "number", ", with one seed: this may be chance"
+        several = f" has the best {what} of the {len(federated)} algorithms that leave the data where it is{limit}"
     uneven = len({*map(frozenset, comparison.values.values())}) > 1
     yield f"{title}: {_with_interval(best, over_seeds[best], metric, uneven)}{several}."
     if uneven:
@@ -146,7 +148,7 @@ def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> 
     for label in order:
         if run.is_pooled(label) and federated:
             yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric, uneven))
-    if over_seeds[best].count > 1 and run.has_one_split:
+    if over_seeds[best].count > 1 and comparison.one_split:
         yield say("result", "one_split")
 
 
@@ -163,8 +165,9 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
         yield say("result", "alike", alike=_listed(alike))
     if close:
         widest = max(abs(side) for other in close for side in found[other].interval(comparison.metric.share))
-        scale, unit = (100, " points") if comparison.metric.percent else (1, "")
-        yield say("result", "close", close=_listed(close), widest=two_digits(scale * widest), unit=unit)
+        bound = show(widest, comparison.metric.difference_format).removeprefix("+")  # with the digits of the table
+        unit = " points" if comparison.metric.percent else ""
+        yield say("result", "close", close=_listed(close), widest=bound, unit=unit, where=comparison.where)
     if apart:
         several = "intervals, which hold together, exclude" if len(pairs) > 1 else "interval excludes"
         why = f"the 95 % {several} zero"
@@ -172,7 +175,7 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
         above = [other for other in apart if (found[other].spread.mean > 0) == (found[other].first == best)]
         for side, some in (("above", above), ("below", [other for other in apart if other not in above])):
             if some:
-                yield say("result", "apart", side=side, apart=_listed(some), why=why)
+                yield say("result", "apart", side=side, apart=_listed(some), where=comparison.where, why=why)
 
 
 def _listed(names: Sequence[str]) -> str:

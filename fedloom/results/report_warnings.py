@@ -15,6 +15,7 @@ import numpy as np
 from fedloom import metrics
 from fedloom.data.split import SPLITS
 from fedloom.errors import FedloomError, InputError
+from fedloom.experiment import unequal_weights
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
@@ -360,9 +361,27 @@ def _withheld(run: RunData) -> Iterator[str]:
 
 def _data(run: RunData, others: Collection[str] = ()) -> Iterator[str]:
     """What algorithms say about the task, but for some, and what `fedloom data describe` warns of."""
-    said = run.facts.get("cautions about algorithms") or ()
-    yield from (text for text in said if not text.startswith(tuple(f"{label}: " for label in others)))
+    yield from about_algorithms(run, others)
+    yield from about_weights(run, {label: (run, label) for label in run.labels})
     yield from run.facts.get("cautions about the data") or ()
+
+
+def about_weights(run: RunData, sources: Mapping[str, tuple[RunData, str]]) -> Iterator[str]:
+    """Whether algorithms, each with its run and its label there, weigh clients in different ways."""
+    ways = {
+        label: (source.facts.get(unequal_weights.FACT) or {}).get(there) for label, (source, there) in sources.items()
+    }
+    sizes = [int(client["train"] or 0) for client in run.clients]
+    yield from unequal_weights.caution({label: way for label, way in ways.items() if way is not None}, sizes)
+
+
+def about_algorithms(run: RunData, others: Collection[str]) -> Iterator[str]:
+    """What each algorithm says about the task, but for some, without what is about several of them together."""
+    left_out = [f"{label}: " for label in others]
+    if unequal_weights.FACT in run.facts:  # so the sentence can be made again for these algorithms
+        left_out.append(unequal_weights.BEGINNING)
+    said = run.facts.get("cautions about algorithms") or ()
+    yield from (text for text in said if not text.startswith(tuple(left_out)))
 
 
 def _weak_privacy(run: RunData) -> Iterator[str]:

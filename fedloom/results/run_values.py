@@ -152,3 +152,8 @@ class MetricInfo:
     def deviation_format(self) -> str:
         """How a table shows a standard deviation of this metric: see `table.show`."""
         return "deviation" if self.percent else "number"
+
+    @property
+    def difference_format(self) -> str:
+        """How a table shows a difference of two values of this metric: see `table.show`."""
+        return "points" if self.percent else "difference"

@@ -15,6 +15,7 @@ from itertools import combinations
 import numpy as np
 
 from fedloom.results.sentences import say
+from fedloom.results.table import show
 
 LEVEL = 0.95
 FOR_EFFECTS = 3  # with fewer seeds, a standard deviation of differences is too coarse to divide by
@@ -155,8 +156,12 @@ def in_words(
     percent: bool = True,
     share: bool = False,
     higher_is_better: bool = True,
+    one_split: bool = False,
 ) -> str:
-    """One sentence about a difference. It never says "no difference" without the interval of possible differences."""
+    """One sentence about a difference. It never says "no difference" without the interval of possible differences.
+
+    If all seeds have `one_split`, a difference is only said to be one on these test examples.
+    """
     scale, unit = (100.0, " points") if percent else (1.0, "")
     found = difference.spread
     side = "higher" if found.mean > 0 else "lower"
@@ -168,13 +173,13 @@ def in_words(
     if found.count == 1:
         return say("difference", "one_seed", **values)
     together = " with the others" if difference.pairs > 1 else ""
-    low, high = (side * scale for side in difference.interval(share or percent))
-    values["span"] = f"95 % interval{together} {low:+.3g} to {high:+.3g}{unit}, {found.count} seeds"
+    low, high = (show(side, "points" if percent else "difference") for side in difference.interval(share or percent))
+    values["span"] = f"95 % interval{together} {low} to {high}{unit}, {found.count} seeds"
     if difference.p is None:
         return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)
     effect = "" if math.isnan(difference.effect) else f", effect size {difference.effect:.2g}"
     values["test"] = f"corrected p = {difference.p:.3g}{effect}"
     if difference.clear:
         better = "better" if (found.mean > 0) == higher_is_better else "worse"
-        return say("difference", "clear", better=better, **values)
+        return say("difference", "clear_here" if one_split else "clear", better=better, **values)
     return say("difference", "not_clear", **values)

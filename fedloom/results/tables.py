@@ -11,6 +11,7 @@ import numpy as np
 
 from fedloom.results import audit_findings, client_tables, curve_numbers, headline
 from fedloom.results.comparisons import (
+    HERE,
     Comparison,
     after_training_comparison,
     comparisons,
@@ -164,31 +165,49 @@ def _paired_differences(name: str, comparison: Comparison, baseline: str | None 
         "corrected p",
         "rank test's p",
     )
-    kind = "points" if comparison.metric.percent else "difference"
+    kind = comparison.metric.difference_format
     kinds = ("text", kind, kind, kind, "short", "text", "p", "p")
     ranked, tested = (any(getattr(each, name) is not None for each in found) for name in ("rank_p", "p"))
     kept = 8 if ranked else 7 if tested else 6  # leave out columns of p-values that no pair has
     unit = " (percentage points)" if comparison.metric.percent else ""
     title = f"Paired differences over the same seeds: {comparison.title}{unit}"
-    note = " ".join(verdict(found, comparison.metric))
+    note = " ".join(verdict(found, comparison.metric, comparison.one_split))
     return Table(name, title, columns[:kept], tuple(row[:kept] for row in rows), kinds[:kept], note)
 
 
-def verdict(found: Sequence[Difference], metric: MetricInfo) -> Iterator[str]:
+def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = False) -> Iterator[str]:
     """What all pairs together show, in sentences."""
-    pairs = f"{len(found)} pair" + ("s" if len(found) > 1 else "")
+    pairs = "one pair" if len(found) == 1 else f"{len(found)} pairs"
     if not any(each.spread.count > 1 for each in found):
         yield say("differences", "one_seed")
         return
-    clear = sum(each.clear for each in found)
-    yield say("differences", "together", pairs=pairs, clear=clear, differ="differs" if clear == 1 else "differ")
-    ranked = any(each.rank_p is not None for each in found)
-    yield say("differences", "rank_test" if ranked else "no_rank_test", needed=seeds_for_a_rank_test(len(found)))
+    counted, why = _clear_pairs(found)
+    together = "one_pair" if len(found) == 1 else "together"
+    yield say("differences", together, counted=counted, why=why, where=HERE if one_split else "")
+    if one_split:
+        yield say("result", "one_split")
+    ranked, needed = any(each.rank_p is not None for each in found), seeds_for_a_rank_test(len(found))
+    yield say("differences", "rank_test" if ranked else "no_rank_test", needed=needed, pairs=pairs)
     for each in found if len(found) <= MOST_SENTENCES else ():
         better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
-        yield in_words(each, metric=metric.name, percent=metric.percent, **better)
+        yield in_words(each, metric=metric.name, percent=metric.percent, one_split=one_split, **better)
     few = all(math.isnan(each.effect) for each in found)
     yield say("differences", "no_effect_size" if few else "effect_size", needed=FOR_EFFECTS)
+
+
+def _clear_pairs(found: Sequence[Difference]) -> tuple[str, str]:
+    """How many pairs differ clearly, as the beginning of a sentence, and why."""
+    count, clear = len(found), sum(each.clear for each in found)
+    if clear == 0:
+        counted = "The pair does not differ" if count == 1 else f"Of {count} pairs, none differs"
+        if not all(each.spread.std > 0 for each in found):  # the same in every seed, or one seed
+            return counted, "no interval that has a width excludes zero"
+        return counted, f"{'its' if count == 1 else 'every'} interval includes zero"
+    if clear == count:
+        counted = {1: "The pair differs", 2: "Both pairs differ"}.get(count, f"All {count} pairs differ")
+        return counted, f"{'its' if count == 1 else 'every'} interval excludes zero"
+    some = "its interval excludes" if clear == 1 else "their intervals exclude"
+    return f"Of {count} pairs, {clear} {'differs' if clear == 1 else 'differ'}", f"{some} zero"
 
 
 def target_costs(run: RunData, label: str, metric: str, target: float) -> list[tuple[float, ...] | None]:

@@ -286,6 +286,49 @@ def test_what_differs_in_an_algorithms_own_settings_is_listed(comparison: Path, 
     ]
 
 
+SAID = ["fedavg: it shares.", "local: it shares nothing.", "Algorithms weigh clients in different ways, all of them."]
+
+
+def test_cautions_are_about_the_algorithms_that_are_compared(comparison: Path, other: Path) -> None:
+    first = Path(shutil.copytree(comparison, other.parent / "first"))
+    for folder in (first, other):
+        with Store(folder) as store:
+            store.set_fact("cautions about algorithms", SAID)
+            store.set_fact("weights of algorithms", {"fedavg": "examples", "local": "uniform"})
+    chosen = list(cautions(combine([first, other]).choose(["fedavg"])))
+    assert "fedavg: it shares." in chosen
+    assert not any("local" in text or "weigh clients" in text for text in chosen)
+    (weighed,) = (text for text in cautions(combine([first, other])) if "weigh clients" in text)
+    assert '"examples" for fedavg (first), fedavg (other) and "uniform" for local (first), local (other)' in weighed
+
+
+def test_runs_that_weigh_clients_differently_are_cautioned(comparison: Path, other: Path) -> None:
+    first = Path(shutil.copytree(comparison, other.parent / "first"))
+    for folder, way in ((first, "examples"), (other, "uniform")):
+        with Store(folder) as store:
+            store.set_fact("weights of algorithms", {"fedavg": way})
+    (weighed,) = (text for text in cautions(combine([first, other])) if "weigh clients" in text)
+    assert '"examples" for fedavg (first) and "uniform" for fedavg (other)' in weighed
+
+
+def test_rounds_that_differ_are_those_of_the_compared_algorithms(comparison: Path, other: Path) -> None:
+    with Store(other) as store:
+        sql("UPDATE cells SET rounds_done = 99 WHERE label = 'local'")(store)
+    run = combine([comparison, other])
+    assert any("rounds: " in line for line in what_differs(run))
+    assert not any("rounds: " in line for line in what_differs(run.choose(["fedavg"])))
+
+
+def test_runs_share_one_split_only_if_all_their_seeds_do(comparison: Path, other: Path) -> None:
+    assert combine([comparison, other]).has_one_split
+    first = Path(shutil.copytree(comparison, other.parent / "first"))
+    with Store(first) as store:
+        sql("UPDATE cells SET status = 'stopped' WHERE seed = 2")(store)
+    with Store(other) as store:  # it has one seed more than the first run, with data of its own
+        store.set_fact("data of seed 2", "other data")
+    assert not combine([first, other]).has_one_split
+
+
 def test_settings_of_python_programs_are_compared_too(comparison: Path, other: Path) -> None:
     def described(lr: float) -> dict[str, Any]:
         return {"algorithm": {"fedavg": {"name": "FedAvg", "rule": None, "train": {"lr": lr, "clip": None}}}}

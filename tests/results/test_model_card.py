@@ -135,7 +135,9 @@ def test_the_card_lists_only_models_that_were_exported(result: Result, tmp_path:
 def test_cautions_and_privacy_are_about_the_exported_algorithms(comparison: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(comparison, tmp_path / "run"))
     with Store(folder) as store:
-        store.set_fact("cautions about algorithms", ["local: it shares nothing.", "fedavg: it shares."])
+        weighed = "Algorithms weigh clients in different ways: local does not."
+        store.set_fact("cautions about algorithms", ["local: it shares nothing.", "fedavg: it shares.", weighed])
+        store.set_fact("weights of algorithms", {"fedavg": "examples", "local": "uniform"})
         store.set_fact("labels", {"classes": ["a", "b", "c"], "counts": [[0, 50, 0]] * 4})
     everything = Result.read(folder)
     text = card(everything.only("fedavg"), tmp_path)
@@ -144,7 +146,9 @@ def test_cautions_and_privacy_are_about_the_exported_algorithms(comparison: Path
     assert "No better than always predicting b" in own
     for words in ("local", "pooled (", "pooled:", "every example of every client leaves"):
         assert words not in own.replace("local training", "")
-    assert "every example of every client leaves" in card(everything, tmp_path)
+    whole = card(everything, tmp_path)
+    assert "every example of every client leaves" in whole
+    assert 'weigh clients in different ways (weights = "examples" for fedavg and "uniform" for local)' in whole
 
 
 def test_the_card_begins_with_what_its_reader_needs(result: Result, tmp_path: Path) -> None:

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 
 import fedloom as fl
 from fedloom.errors import TrainingError
-from fedloom.results import report
-from fedloom.results.comparisons import Comparison
+from fedloom.results import report, tables
+from fedloom.results.comparisons import Comparison, comparisons
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from tests.conftest import Dense, federation
 
 STATIC = Path(fl.__file__).parent / "watch" / "static"
+ACCURACY = MetricInfo("accuracy", is_mean=True, higher_is_better=True)
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -228,12 +229,29 @@ def test_accuracies_are_never_said_to_differ_by_more_than_100_points() -> None:
     values = {"a": {1: 0.9, 2: 0.2}, "b": {1: 0.1, 2: 0.6}}
     accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
     (sentence,) = report._against_others("a", ["b"], accuracy)
-    assert "differences of up to 100 points remain possible" in sentence
+    assert "differences of up to 100.00 points remain possible." in sentence
     losses = {"a": {1: 900.0, 2: 200.0}, "b": {1: 100.0, 2: 600.0}}
     (sentence,) = report._against_others(
         "a", ["b"], Comparison("test", MetricInfo("loss", is_mean=True, higher_is_better=False), losses)
     )
-    assert "differences of up to 7800 remain possible" in sentence  # 200 + 12.706 · 848.5 / √2, in two digits
+    assert "differences of up to 7824 remain possible" in sentence  # 200 + 12.706 · 848.5 / √2
+
+
+def test_the_widest_possible_difference_has_the_digits_of_the_table() -> None:
+    values = {"a": {1: 0.53, 2: 0.5, 3: 0.54}, "b": {1: 0.5, 2: 0.54, 3: 0.5}}
+    accuracy = Comparison("test", ACCURACY, values)
+    (sentence,) = report._against_others("a", ["b"], accuracy)
+    (row,) = (table.shown(table.rows[0]) for table in [tables._paired_differences("differences", accuracy)])
+    assert row[3] == "+11.83"  # 12 would be more than the interval has, and 11 less
+    assert "differences of up to 11.83 points remain possible" in sentence
+    assert f"95 % interval {row[2]} to {row[3]} points" in tables._paired_differences("differences", accuracy).note
+
+
+def test_above_others_is_about_these_test_examples_if_all_seeds_share_one_split() -> None:
+    values = {"a": {1: 0.9, 2: 0.91, 3: 0.93}, "b": {1: 0.5, 2: 0.5, 3: 0.51}, "c": {1: 0.9, 2: 0.95, 3: 0.85}}
+    close, apart = report._against_others("a", ["b", "c"], Comparison("test", ACCURACY, values, one_split=True))
+    assert close.endswith(" points remain possible on these test examples.")
+    assert apart == "It is above b on these test examples (the 95 % intervals, which hold together, exclude zero)."
 
 
 def test_differences_that_are_the_same_in_every_seed_say_nothing_about_chance() -> None:
@@ -248,16 +266,18 @@ def test_differences_that_are_the_same_in_every_seed_say_nothing_about_chance() 
     ("seeds", "said"),
     [
         (1, "has the best number of the 2 algorithms that leave the data where it is, with one seed: this may be"),
-        (2, "has the best mean of the 2 algorithms that leave the data where it is. These seeds do not tell it apart"),
+        (
+            2,
+            "has the best mean of the 2 algorithms that leave the data where it is, on these test examples. These",
+        ),
     ],
 )
 def test_the_best_of_one_seed_may_be_the_best_by_chance(seeds: int, said: str, run: RunData) -> None:
     values = {"a": {1: 0.8, 2: 0.82}, "b": {1: 0.75, 2: 0.81}}
     values = {label: dict(list(known.items())[:seeds]) for label, known in values.items()}
-    accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
-    words = " ".join(report._best_in_words(run, accuracy))
+    words = " ".join(report._best_in_words(run, Comparison("test", ACCURACY, values, one_split=True)))
     assert said in words
-    assert run.has_one_split
+    assert all(one.one_split for metric in run.metrics for one in comparisons(run, metric))  # as in this run
     assert words.endswith("about chance in training, not about other examples.") == (seeds > 1)
 
 
@@ -267,10 +287,10 @@ def test_algorithms_with_the_same_numbers_have_no_best_one(run: RunData) -> None
     assert words.endswith(": a (80.00 %); the other algorithms have the same numbers.")
 
 
-@given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans())
+@given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans(), st.booleans())
 @pytest.mark.slow
 def test_the_first_sentences_never_get_weaker_with_more_seeds(
-    seeds: int, first: float, second: float, higher_is_better: bool
+    seeds: int, first: float, second: float, higher_is_better: bool, one_split: bool
 ) -> None:
     """At equal means and spreads of differences, more seeds tell apart as many algorithms or more."""
 
@@ -283,7 +303,8 @@ def test_the_first_sentences_never_get_weaker_with_more_seeds(
             "second": dict(enumerate(0.5 - ahead * 0.01 * first + noise)),
             "third": dict(enumerate(0.5 - ahead * 0.01 * (first + second) - noise)),
         }
-        comparison = Comparison("server_test", MetricInfo("accuracy", True, higher_is_better), values)
+        metric = MetricInfo("accuracy", True, higher_is_better)
+        comparison = Comparison("server_test", metric, values, one_split=one_split)
         sentences = list(report._against_others("best", ["second", "third"], comparison))
         close = next((text for text in sentences if text.startswith("These seeds do not tell")), "")
         widest = float(re.findall(r"up to ([\d.]+) points", close)[0]) if close else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+import numpy as np
 import pytest
 
 from fedloom.results import curve_numbers, headline
@@ -30,17 +31,63 @@ def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> Non
 def test_the_verdict_counts_clear_differences_and_says_what_a_rank_test_needs() -> None:
     better = {seed: 0.9 + 0.001 * seed for seed in range(1, 7)}
     found = differences({"a": better, "b": dict.fromkeys(range(1, 7), 0.5)})
-    assert next(verdict(found, ACCURACY)).startswith("Of 1 pair, 1 differs clearly")
+    assert next(verdict(found, ACCURACY)).startswith(
+        "The pair differs clearly: its interval excludes zero. The interval is"
+    )
     assert "The rank test is Wilcoxon's" in " ".join(verdict(found, ACCURACY))
     few = differences({"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}})
     sentences = list(verdict(few, ACCURACY))
-    assert sentences[0].startswith("Of 1 pair, 0 differ clearly")
-    assert sentences[1] == "A rank test, which assumes less, needs 6 seeds for this many pairs."
+    assert sentences[0].startswith("The pair does not differ clearly: its interval includes zero. The interval is")
+    assert sentences[1] == "A rank test, which assumes less, needs 6 seeds for one pair."
     one = differences({"a": {1: 0.9}, "b": {1: 0.1}})
     assert list(verdict(one, ACCURACY)) == ["One seed: differences are shown, but nothing can be said about chance."]
 
 
-@pytest.mark.parametrize(("metric", "high"), [("accuracy", "+100 points"), ("auroc", "+1"), ("loss", "+4.31")])
+@pytest.mark.parametrize(
+    ("means", "said"),
+    [
+        ((0.1, 0.1, 0.1, 0.1), "Of 6 pairs, none differs clearly: every interval includes zero."),
+        ((0.1, 0.5), "The pair differs clearly: its interval excludes zero."),
+        ((0.1, 0.1), "The pair does not differ clearly: its interval includes zero."),
+        ((0.1, 0.1, 0.5), "Of 3 pairs, 2 differ clearly: their intervals exclude zero."),
+        ((0.1, 0.5, 0.9), "All 3 pairs differ clearly: every interval excludes zero."),
+    ],
+)
+def test_the_verdict_says_what_the_intervals_do(means: tuple[float, ...], said: str) -> None:
+    noise = np.random.default_rng(1).normal(0, 0.01, (len(means), 6))
+    values = {f"{place}": dict(enumerate(mean + noise[place])) for place, mean in enumerate(means)}
+    assert " ".join(verdict(differences(values), ACCURACY)).startswith(said)
+
+
+def test_the_verdict_of_some_pairs_has_the_right_grammar() -> None:
+    values = {"a": {1: 0.1, 2: 0.11, 3: 0.14}, "b": {1: 0.9, 2: 0.92, 3: 0.9}, "c": {1: 0.1, 2: 0.9, 3: 0.5}}
+    assert next(verdict(differences(values), ACCURACY)).startswith(
+        "Of 3 pairs, 1 differs clearly: its interval excludes"
+    )
+    with_baseline = differences({"a": values["a"], "b": values["b"], "d": {1: 0.8, 2: 0.79, 3: 0.8}}, baseline="a")
+    assert next(verdict(with_baseline, ACCURACY)).startswith("Both pairs differ clearly: every interval excludes zero.")
+
+
+def test_the_verdict_does_not_say_that_an_interval_without_a_width_includes_zero() -> None:
+    apart = differences({"a": {1: 0.5, 2: 0.6, 3: 0.9}, "b": {1: 0.4, 2: 0.5, 3: 0.8}})
+    assert next(verdict(apart, ACCURACY)).startswith(
+        "The pair does not differ clearly: no interval that has a width excludes zero."
+    )
+
+
+def test_if_all_seeds_share_one_split_every_claim_is_about_these_test_examples() -> None:
+    values = {"a": {1: 0.90, 2: 0.91, 3: 0.93}, "b": {1: 0.5, 2: 0.5, 3: 0.51}}
+    note = _paired_differences("differences", Comparison("test", ACCURACY, values, one_split=True)).note
+    assert note.startswith("The pair differs clearly on these test examples: its interval excludes zero.")
+    assert "On these test examples, a is better than b: its accuracy is 41 points higher" in note
+    assert "clearly better" not in note
+    assert "All seeds share one split: the intervals are about chance in training" in note
+    other = _paired_differences("differences", Comparison("test", ACCURACY, values)).note
+    assert "a is clearly better than b" in other
+    assert "test examples" not in other
+
+
+@pytest.mark.parametrize(("metric", "high"), [("accuracy", "+100.00 points"), ("auroc", "+1"), ("loss", "+4.312")])
 def test_shares_are_at_most_100_points_apart_however_wide_the_interval_is(metric: str, high: str) -> None:
     info = MetricInfo(metric, True, metric != "loss")
     values = {"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}}  # 0.5 ± 12.7 · 0.3
