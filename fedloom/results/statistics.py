@@ -177,7 +177,7 @@ def in_words(
     values["span"] = f"95 % interval{together} {low} to {high}{unit}, {found.count} seeds"
     if difference.p is None:
         return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)
-    effect = "" if math.isnan(difference.effect) else f", effect size {difference.effect:.2g}"
+    effect = "" if math.isnan(difference.effect) else f", effect size {difference.effect:.2g}".replace("-", "−")
     values["test"] = f"corrected p = {difference.p:.3g}{effect}"
     if difference.clear:
         better = "better" if (found.mean > 0) == higher_is_better else "worse"
