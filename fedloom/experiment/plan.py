@@ -242,7 +242,10 @@ def check_agreed(plan: Plan) -> None:
     if agreed is not None:
         several = (2, len(agreed.label)) if len(agreed.label) > 1 else (2,)
         y = torch.zeros(2, dtype=torch.int64) if agreed.classes else torch.zeros(several)
-        rows = Federation(torch.zeros(2, *agreed.shape), y, np.array([0, 2]), classes=agreed.classes)
+        table = Preprocessing(label=agreed.label)
+        rows = Federation(
+            torch.zeros(2, *agreed.shape), y, np.array([0, 2]), classes=agreed.classes, preprocessing=table
+        )
         probe(rows, plan.task(plan.seeds[0]))
 
 

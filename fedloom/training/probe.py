@@ -163,10 +163,11 @@ def probe(federation: Federation, task: Task) -> Probe:
             raise InputError(f"The model fails in evaluation mode, where gradients are off: {said(error)}") from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
-    return Probe(task, federation, layers, draws, size(task.whole(initial)), _caution(task, output))
+    caution = " ".join(filter(None, [_about_softmax(task, output), _about_spare_outputs(federation, task, output)]))
+    return Probe(task, federation, layers, draws, size(task.whole(initial)), caution)
 
 
-def _caution(task: Task, output: Any) -> str:
+def _about_softmax(task: Task, output: Any) -> str:
     """Say so if the model gives probabilities, where the loss takes scores and makes probabilities of them itself."""
     if task.loss != "cross_entropy" or output.shape[-1] < 2:
         return ""
@@ -176,6 +177,21 @@ def _caution(task: Task, output: Any) -> str:
     return (
         "The model seems to end in a softmax: its outputs are between 0 and 1 and have the sum 1. "
         "Cross-entropy applies a softmax itself, and after two the model learns slowly: leave yours out."
+    )
+
+
+def _about_spare_outputs(federation: Federation, task: Task, output: Any) -> str:
+    """Say so if the model has outputs for classes that no label has, which may be right: a class may be missing here.
+
+    A language model usually has some: for padding, or because the texts have fewer words than it has room for.
+    """
+    classes, x = len(federation.classes), federation.x
+    of_words = not x.is_floating_point() and x.dtype != torch.uint8
+    if task.loss != "cross_entropy" or classes < 2 or of_words or output.shape[-1] <= classes:
+        return ""
+    return (
+        f"The model gives {output.shape[-1]} outputs per example, but the labels have {classes} classes. The other "
+        "outputs take a share of the probability: leave them out, unless classes are missing here."
     )
 
 
@@ -258,6 +274,16 @@ def _about_labels(y: Tensor) -> str:
     return f"The labels are numbers, not classes: {mse}"
 
 
+def _has_all_classes(federation: Federation) -> bool:
+    """Whether a table names every class of its label. In arrays, the last ones may be missing here.
+
+    A model of pictures may be made for more kinds of them, and a table with one class has its own caution.
+    """
+    names = federation.classes
+    named = bool(federation.preprocessing.label) or names != tuple(map(str, range(len(names))))
+    return named and len(names) > 1 and federation.x.dim() == 2 and federation.x.is_floating_point()
+
+
 def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
     classes = len(federation.classes)
     if isinstance(task.loss, str) and not isinstance(output, Tensor):
@@ -280,6 +306,12 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
                 )
             raise InputError(
                 f"{few} have {classes} classes. Its last layer needs {classes} outputs."
+                f"{_about_classes(federation, task)}"
+            )
+        if output.shape[-1] > classes and _has_all_classes(federation):
+            raise InputError(
+                f"The model gives {output.shape[-1]} outputs per example, but the labels have {classes} classes: the "
+                f"other outputs would take a share of the probability. Its last layer needs {classes} outputs."
                 f"{_about_classes(federation, task)}"
             )
     if classes and task.loss in NUMBER_LOSSES:

@@ -268,6 +268,7 @@ def test_with_a_loss_of_your_own_a_file_measures_what_fits_the_labels(tmp_path: 
     ("args", "said"),
     [
         ({"classes": 3}, ""),
+        ({"classes": 4}, r"gives 4 outputs per example, .* args = \{ classes = 3 \}"),
         ({}, r"args = \{ classes = 3 \}"),
         ({"classes": 3, "features": 4}, "The model mlp does not take the data"),
     ],
@@ -275,7 +276,7 @@ def test_with_a_loss_of_your_own_a_file_measures_what_fits_the_labels(tmp_path: 
 def test_a_model_must_fit_the_table_that_sites_agreed_on(tmp_path: Path, args: dict[str, int], said: str) -> None:
     columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
     agreed = Preprocessing(columns=columns, mean=(50.0, 0.5, 0.5), std=(15.0, 0.5, 0.5), shape=(3,))
-    agreed.replace(classes=("a", "b", "c"), label=("outcome",)).write(tmp_path / "agreed.json")
+    agreed.replace(classes=("0", "1", "2"), label=("outcome",)).write(tmp_path / "agreed.json")
     values = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "mlp", "args": args}}
     plan = Plan.of(experiment_file.parse({**values, "algorithm": {"fedavg": {}}}, tmp_path), served=True)
     with pytest.raises(InputError, match=said) if said else nullcontext():

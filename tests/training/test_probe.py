@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.data.federation import Federation
+from fedloom.data.preprocessing import Preprocessing
 from fedloom.errors import InputError
 from fedloom.metrics import Metric
 from fedloom.task import Task
@@ -151,8 +152,41 @@ def test_a_metric_of_a_class_that_does_not_exist_is_refused(name: str) -> None:
         probe(data, Task("logistic", args={"features": 16, "classes": 3}, metrics=[name]))
 
 
-def test_more_outputs_than_classes_are_no_error() -> None:
-    assert probe(federation((20,)), Task(lambda: linear(5))).cannot_group == ""
+def test_more_outputs_than_named_classes_of_a_table_are_refused() -> None:
+    too_many = (
+        r"The model gives 5 outputs per example, but the labels have 3 classes: .* Its last layer needs 3 outputs\."
+    )
+    with pytest.raises(
+        InputError, match=rf"{too_many} Set args = \{{ classes = 3 \}} in \[task\]\. The classes are a, b, c"
+    ):
+        probe(federation((20,)), Task("logistic", args={"classes": 5}))
+    of_numbers = replace(federation((20,)), classes=("0", "1", "2"))
+    table = replace(of_numbers, preprocessing=Preprocessing(label=("outcome",)))
+    with pytest.raises(InputError, match=too_many):
+        probe(table, Task(lambda: linear(5)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"classes": ("0", "1", "2")},  # arrays, whose last classes may be missing here
+        {"x": torch.zeros(20, 1, 4, 4)},  # pictures
+    ],
+)
+def test_more_outputs_than_classes_that_may_be_missing_get_a_caution(changes: dict[str, Any]) -> None:
+    data = replace(federation((20,)), **changes)
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 5))
+    found = probe(data, Task(wide))
+    assert found.cannot_group == ""
+    assert found.caution.startswith("The model gives 5 outputs per example, but the labels have 3 classes.")
+    assert probe(data, Task(nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 3)))).caution == ""
+
+
+def test_a_table_with_one_class_and_a_language_model_with_spare_words_are_no_error() -> None:
+    alike = replace(federation((20,)), classes=("alive",), y=torch.zeros(20, dtype=torch.int64))
+    assert probe(alike, Task("logistic")).caution == ""
+    words = replace(federation((20,)), x=torch.ones(20, 3, dtype=torch.int64))
+    assert probe(words, Task("next_word_lstm", args={"vocabulary": 9})).caution == ""
 
 
 def test_what_is_not_one_output_per_example_is_refused() -> None:
