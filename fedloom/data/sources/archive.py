@@ -59,16 +59,32 @@ def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str,
 
 
 def open_text(file: Path | IO[bytes], name: str, encoding: str | None = None) -> TextIO:
-    """Open a text file, without an encoding in UTF-8, decompressed if its name ends in .gz, .xz or .bz2."""
+    """Open a text file, without an encoding in UTF-8, decompressed if its name ends in .gz, .xz or .bz2.
+
+    If its first bytes say that it is in UTF-16 or UTF-32, it is read so whatever the encoding.
+    """
     opener = OPENERS.get(Path(name).suffix.lower(), open)
     if encoding is not None and isinstance(file, Path) and _has_one_byte_characters(encoding):
         with opener(file, "rb") as content:
             encoding = None if _is_utf_8(content) else encoding
-    encoding = encoding or "utf-8-sig"
-    if opener is open and not isinstance(file, Path):
-        return io.TextIOWrapper(file, encoding=encoding, newline="")
-    text: TextIO = opener(file, "rt", encoding=encoding, newline="")
-    return text
+    is_open = opener is open and not isinstance(file, Path)
+    buffered: io.BufferedReader[Any] = io.BufferedReader(file if is_open else opener(file, "rb"))
+    try:
+        marked = _marked_encoding(buffered.peek(4))
+    except BaseException:  # such as of a damaged archive
+        buffered.close()
+        raise
+    return io.TextIOWrapper(buffered, encoding=marked or encoding or "utf-8-sig", newline="")
+
+
+def _marked_encoding(first: bytes) -> str | None:
+    """Return the encoding that the first bytes of a file name by a mark, if it is not UTF-8.
+
+    >>> _marked_encoding("age".encode("utf-16")), _marked_encoding("age".encode("utf-32")), _marked_encoding(b"age")
+    ('utf-16', 'utf-32', None)
+    """
+    marks = {"utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)}
+    return next((name for name, some in marks.items() if first.startswith(some)), None)
 
 
 def _has_one_byte_characters(encoding: str) -> bool:

@@ -84,7 +84,7 @@ class Csv(Source):
     """The column that says which rows belong together, such as those of one patient: they stay in one split."""
     encoding: str | None = None
     """The encoding of the text, such as `latin-1` or `utf-16`; without it, UTF-8. Beside a file in `latin-1`, others
-    may be in UTF-8: they are recognised.
+    may be in UTF-8: they are recognised. So is UTF-16 if the file begins with its mark, as Excel writes it.
     """
 
     @model_validator(mode="after")

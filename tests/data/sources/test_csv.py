@@ -333,7 +333,7 @@ def test_files_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
     assert data.x.tolist() == [[70.0, 1.0, 0.0, 3.5], [30.0, 0.0, 1.0, 2.5]]
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16-le"])
 def test_a_file_in_another_encoding_is_read_if_it_is_named(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "data.csv").write_bytes("ward,y\nMüller,0\nx,1\n".encode(encoding))
     with pytest.raises(InputError, match=r"cannot be read as CSV.*, or set encoding"):
@@ -400,3 +400,13 @@ def test_a_column_with_a_category_for_nearly_every_row_is_named(tmp_path: Path) 
     assert 'name has 41 categories, and 40 of them have one row: leave it out with drop = ["name"]' in said
     wards = [(f"n{at % 25}", at, at % 2) for at in range(60)]
     assert cautions(tmp_path, wards, "ward,x,y", categorical=["ward"]) == ""
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_file_that_begins_with_the_mark_of_its_encoding_is_read(tmp_path: Path, encoding: str, ending: str) -> None:
+    content = "größe,y\n1,0\n2,1\n".encode(encoding)
+    (tmp_path / f"data.csv{ending}").write_bytes(gzip.compress(content) if ending else content)
+    for given in (None, "latin-1", f"{encoding}-le"):
+        loaded = load("csv", path=tmp_path / f"data.csv{ending}", label="y", encoding=given)
+        assert (loaded.features, loaded.x.tolist()) == (("größe",), [[1.0], [2.0]])
