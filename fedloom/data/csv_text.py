@@ -84,15 +84,25 @@ class CsvText:
         """Whether 3,5 may be a number."""
         return self.delimiter != ","
 
-    def blocks(self) -> Iterator[tuple[list[int], dict[str, tuple[str, ...]]]]:
-        """Yield line numbers and cells by column, many lines at a time, without blank lines."""
+    def blocks(
+        self, misshapen: dict[int, InputError] | None = None
+    ) -> Iterator[tuple[list[int], dict[str, tuple[str, ...]]]]:
+        """Yield line numbers and cells by column, many lines at a time, without blank lines.
+
+        A line with another number of cells raises an error. With `misshapen`, the error is put there by the line's
+        number, and the line is filled up with empty cells, or cut.
+        """
         width = len(self.header)
         while block := [(self.rows.line_num, row) for row in islice(self.rows, ROWS)]:
             block = [(line, row) for line, row in block if row]
             for line, row in block:
                 if len(row) != width:
                     cells = f"{len(row)} cells, but there are {width} columns"
-                    raise InputError(f"Line {line} of {self.shown} has {cells}. {self.advice}")
+                    error = InputError(f"Line {line} of {self.shown} has {cells}. {self.advice}")
+                    if misshapen is None:
+                        raise error
+                    misshapen[line] = error
+                    row[:] = [*row, *[""] * (width - len(row))][:width]
             if block:
                 columns = map(_composed, zip(*(row for _, row in block), strict=True))
                 yield [line for line, _ in block], dict(zip(self.header, columns, strict=True))
@@ -190,7 +200,12 @@ def as_number(cell: str, comma_is_decimal: bool = False) -> str:
     >>> as_number("3,5", True), as_number("3,5"), as_number("B-, R+", True)
     ('3.5', '3,5', 'B-, R+')
     """
-    return cell.replace(",", ".") if comma_is_decimal and re.fullmatch(r"[+-]?\d*,\d+", cell) else cell
+    return cell.replace(",", ".") if comma_is_decimal and has_decimal_comma(cell) else cell
+
+
+def has_decimal_comma(cell: str) -> bool:
+    """Whether a cell is a number with a decimal comma, if the comma is not between thousands."""
+    return re.fullmatch(r"[+-]?\d*,\d+", cell) is not None
 
 
 def _point_advice(cell: str) -> str:
@@ -223,7 +238,7 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
         return f"Write it without the % sign, as a number, or leave the column out: {drop}."
     if re.fullmatch(r"[+-]?\d{1,3}([, _'\u00a0\u202f]\d{3})+(\.\d+)?", cell):
         return f"It has separators between thousands: write it without them, or leave the column out: {drop}."
-    if re.fullmatch(r"[+-]?\d*,\d+", cell):
+    if has_decimal_comma(cell):
         return f"Write {cell.replace(',', '.')}, with a decimal point, or leave the column out: {drop}."
     categorical = f'categorical = ["{column}"]'
     if cell.lower() in YES_OR_NO:

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.data.csv_text import CsvText, composed, not_csv
+from fedloom.data.csv_text import CsvText, composed, has_decimal_comma, not_csv
 from fedloom.data.plausibility import unusual
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
@@ -26,6 +27,8 @@ from fedloom.score_metrics import is_binary
 Answers = dict[str, list[Any]]  # column → a value for each example
 BATCH = 1000  # examples in one pass
 MOST_CLASSES = 50  # with more, only the probability of the predicted class is given
+NO_CLASS = "probability of no class"  # what a model gives to outputs that belong to none
+MOST_REASONS = 5  # reasons why rows have no prediction that are told
 SKIP = "No row is predicted: --skip-bad-rows leaves the predictions of such rows empty."
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")  # a whole number as Python writes it, of 64 bits
 
@@ -112,7 +115,9 @@ class Predictor(nn.Module):
         answers: Answers = {"prediction": [named[place] for place in best]}
         if len(classes) > MOST_CLASSES:
             return {**answers, "probability": found[np.arange(len(best)), best].tolist()}
-        return answers | {f"probability {name}": found[:, place].tolist() for place, name in enumerate(classes)}
+        answers |= {f"probability {name}": found[:, place].tolist() for place, name in enumerate(classes)}
+        others = found[:, len(classes) :]
+        return {**answers, NO_CLASS: others.sum(1).tolist()} if others.shape[1] else answers
 
     def cautions(self, x: Tensor) -> list[str]:
         """Return a sentence for each column that is empty, or has numbers outside of the training data."""
@@ -207,7 +212,8 @@ def predict_file(
     """Yield a header and a row for every line of a CSV file: its columns that are not features, and the prediction.
 
     `tell` is called with cautions about all rows, after the last one. A row that the model cannot take, such as for an
-    unknown category, raises an error. With `skip_bad_rows`, its prediction is empty, and `tell` counts them.
+    unknown category, raises an error. With `skip_bad_rows`, its prediction is empty, and `tell` counts such rows and
+    says why.
     """
     if not path.is_file():
         raise InputError(f"There is no file {path}.")
@@ -221,16 +227,14 @@ def predict_file(
             answers: Answers = {}
             seen: list[Tensor] = []
             bad: list[InputError] = []
+            misshapen: dict[int, InputError] = {}
             read = 0
-            encode = partial(preprocessing.encode, comma_is_decimal=table.comma_is_decimal)
-            for lines, cells in table.blocks():
-                good: Sequence[int] = range(len(lines))
-                try:
-                    x = encode(cells, _where(lines, path))
-                except InputError as error:
-                    if not skip_bad_rows:
-                        raise InputError(f"{error} {SKIP}") from None
-                    x, good = _readable(encode, cells, lines, path, bad)
+            for lines, cells in table.blocks(misshapen):
+                x, errors = _encoded(preprocessing, table, cells, lines, misshapen)
+                if errors and not skip_bad_rows:
+                    raise InputError(f"{errors[min(errors)]} {SKIP}")
+                bad += [errors[at] for at in sorted(errors)]
+                good = [at for at in range(len(lines)) if at not in errors]
                 read += len(lines)
                 if not len(good) and not header:
                     raise InputError(f"The model can take none of the first {read:,} rows. The first: {bad[0]}")
@@ -249,27 +253,49 @@ def predict_file(
             for caution in predictor.cautions(torch.cat(seen)) if seen else ():
                 tell(caution)
             if bad:
-                tell(f"{len(bad):,} of {read:,} rows have no prediction. The first: {bad[0]}")
+                tell(f"{len(bad):,} of {read:,} rows have no prediction:{_reasons(bad)}")
+            if NO_CLASS in header:
+                tell(f"The model has more outputs than classes. What it gives to the others is in '{NO_CLASS}'.")
     except (*NOT_TEXT, csv.Error) as error:
         raise not_csv(str(path), error, ", or name its encoding, such as --encoding latin-1") from None
 
 
-def _readable(
-    encode: Callable[..., Tensor],
+def _encoded(
+    preprocessing: Preprocessing,
+    table: CsvText,
     cells: Mapping[str, Sequence[str]],
     lines: Sequence[int],
-    path: Path,
-    bad: list[InputError],
-) -> tuple[Tensor, list[int]]:
-    """Return the features of rows that the model can take, and their places; add the errors of others to `bad`."""
-    parts, good = [], []
-    for at, line in enumerate(lines):
+    misshapen: Mapping[int, InputError],
+) -> tuple[Tensor, dict[int, InputError]]:
+    """Return the features of rows that the model can take, and by their places why it cannot take the others."""
+    encode = partial(preprocessing.encode, comma_is_decimal=table.comma_is_decimal)
+    errors = {at: misshapen[line] for at, line in enumerate(lines) if line in misshapen}
+    if not errors:
+        with suppress(InputError):  # of the first column with a wrong cell, which may not be in the first bad row
+            return encode(cells, _where(lines, table.shown)), {}
+    beside, parts = _decimal_commas(preprocessing, table, cells), []
+    for at in (at for at in range(len(lines)) if at not in errors):
+        row = {name: [column[at], beside.get(name, column[at])] for name, column in cells.items()}
         try:
-            parts.append(encode({name: [column[at]] for name, column in cells.items()}, _where([line], path)))
-            good.append(at)
+            parts.append(encode(row, _where([lines[at]] * 2, table.shown))[:1])
         except InputError as error:
-            bad.append(error)
-    return torch.cat(parts) if parts else torch.empty(0), good
+            errors[at] = error
+    return torch.cat(parts) if parts else torch.empty(0), errors
+
+
+def _decimal_commas(preprocessing: Preprocessing, table: CsvText, cells: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return a number with a decimal comma of each column that has one: beside it, a point is a mistake."""
+    if not table.comma_is_decimal:
+        return {}
+    numeric = [column.name for column in preprocessing.columns if not column.categories]
+    found = {name: next((cell for cell in cells[name] if has_decimal_comma(cell.strip())), None) for name in numeric}
+    return {name: cell for name, cell in found.items() if cell is not None}
+
+
+def _reasons(bad: Sequence[InputError]) -> str:
+    """Return the first errors, one on each line, and how many more there are."""
+    more = [f"and {len(bad) - MOST_REASONS:,} more"] if len(bad) > MOST_REASONS else []
+    return "".join(f"\n  {reason}" for reason in [*bad[:MOST_REASONS], *more])
 
 
 def _spread(values: list[Any], places: Sequence[int], rows: int) -> list[Any]:
@@ -283,5 +309,5 @@ def _short(values: list[Any]) -> list[Any]:
     return [f"{value:.6g}" if isinstance(value, float) else value for value in values]
 
 
-def _where(lines: Sequence[int], path: Path) -> Callable[[int], str]:
-    return lambda at: f"Line {lines[at]} of {path}"
+def _where(lines: Sequence[int], shown: str) -> Callable[[int], str]:
+    return lambda at: f"Line {lines[at]} of {shown}"

@@ -266,13 +266,68 @@ def test_rows_that_the_model_cannot_take_stay_empty_if_you_ask_for_it(
     found = list(predict_file(made, path, told.append, skip_bad_rows=True))
     assert found == [["id", "prediction"], ["1", "0"], ["2", ""], ["3", "1"], ["4", ""]]
     (said,) = told
-    assert said.startswith(f"2 of 4 rows have no prediction. The first: Line 3 of {path} has 'c' in column 'ward'")
+    first, *reasons = said.splitlines()
+    assert first == "2 of 4 rows have no prediction:"
+    assert [reason.partition(" has ")[0].strip() for reason in reasons] == [f"Line {line} of {path}" for line in (3, 5)]
     path.write_text("id,ward\n1,c\n")
     with pytest.raises(InputError, match=r"The model can take none of the first 1 rows\. The first: Line 2 of"):
         list(predict_file(made, path, skip_bad_rows=True))
     path.write_text("id\n1\n")
     with pytest.raises(InputError, match=r"The table lacks the column ward\.$"):
         list(predict_file(made, path, skip_bad_rows=True))
+
+
+def test_rows_with_too_few_or_too_many_cells_stay_empty_if_you_ask_for_it(tmp_path: Path) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+    told, path = list[str](), tmp_path / "new.csv"
+    path.write_text("id,x\n1,5\n2\n3,6,7\n4,8\n" + "".join(f"{line},?\n" for line in range(5, 11)))
+    with pytest.raises(InputError, match=r"^Line 3 .* has 1 cells, but there are 2 columns\. .*--skip-bad-rows"):
+        list(predict_file(made, path))
+    found = list(predict_file(made, path, told.append, skip_bad_rows=True))
+    assert found[:5] == [["id", "prediction"], ["1", "5"], ["2", ""], ["3", ""], ["4", "8"]]
+    first, *reasons, more = told[0].splitlines()
+    assert (first, len(reasons), more) == ("8 of 10 rows have no prediction:", 5, "  and 3 more")
+
+
+def test_the_first_bad_line_is_named_whatever_its_column(tmp_path: Path) -> None:
+    fitted = Preprocessing(columns=(Column(name="age"), Column(name="dose")), shape=(2,))
+    made, path = Predictor(Given(), fitted, torch.float32), tmp_path / "new.csv"
+    path.write_text("age,dose\n1,2\n1,?\n?,2\n1\n")
+    with pytest.raises(InputError, match=r"^Line 3 .* in column 'dose'"):
+        list(predict_file(made, path))
+
+
+def test_a_point_beside_decimal_commas_is_a_bad_row_too(tmp_path: Path) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+    path = tmp_path / "new.csv"
+    path.write_text("id;x\n1;3,5\n2;?\n3;1.234\n")
+    found = list(predict_file(made, path, skip_bad_rows=True))
+    assert found == [["id", "prediction"], ["1", "3.5"], ["2", ""], ["3", ""]]
+
+
+def test_outputs_that_belong_to_no_class_have_their_own_probability(tmp_path: Path) -> None:
+    columns = tuple(Column(name=name) for name in "abc")
+    made = Predictor(
+        nn.Identity(), Preprocessing(columns=columns, shape=(3,), classes=("alive", "dead")), torch.float32
+    )
+    told, path = list[str](), tmp_path / "new.csv"
+    path.write_text("a,b,c\n1,0,2\n")
+    header, row = predict_file(made, path, told.append)
+    assert header == ["prediction", "probability alive", "probability dead", "probability of no class"]
+    assert row[0] == "alive"
+    assert sum(map(float, row[1:])) == pytest.approx(1, abs=1e-5)
+    assert told == [
+        "The model has more outputs than classes. What it gives to the others is in 'probability of no class'."
+    ]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_file_that_says_its_encoding_is_read(tmp_path: Path, encoding: str) -> None:
+    fitted = Preprocessing(columns=(Column(name="größe"),), shape=(1,))
+    (tmp_path / "new.csv").write_text("größe\n2\n", encoding=encoding)
+    made = Predictor(Given(), fitted, torch.float32)
+    for given in (None, "latin-1", encoding):
+        assert list(predict_file(made, tmp_path / "new.csv", encoding=given)) == [["prediction"], ["2"]]
 
 
 def test_what_others_wrote_is_no_formula(tmp_path: Path) -> None:
