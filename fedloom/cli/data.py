@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -69,6 +70,7 @@ def export(
 ) -> None:
     """Write every client's examples in the format of TensorFlow Federated (HDF5) or LEAF (JSON).
 
+    file: An experiment file, or the file of a site.
     to: The file to write: .h5 or .json.
     split: The examples of every client to write.
     features: Name of the features in an HDF5 file.
@@ -78,7 +80,7 @@ def export(
     from fedloom.experiment.plan import Plan
 
     check_new(to, force)
-    experiment = load(file, changes)
+    experiment = _load(file, changes)
     federation = Plan.of(experiment).federation(experiment.seeds[0])
     count = write(federation, to, split, features, label)
     print(f"{to}: {count} examples of {federation.clients} clients")
@@ -144,16 +146,21 @@ def agree(
     agreed.write(to)
     for column in agreed.columns:
         print(f"{column.name}: {', '.join(column.categories) or 'numbers'}")
-        for site, summary in summaries.items():
-            here = summary.column(column.name).categories
-            lacking = [name for name in column.categories if name not in here]
-            if lacking:
-                say(f"  {site} has no {column.name} = {', '.join(lacking)}. Is it spelt differently there?")
+        known = {site: summary.column(column.name).categories for site, summary in summaries.items()}
+        _say_who_lacks(column.name, column.categories, known)
     label = ", ".join(agreed.label)
     print(f"{label}: {', '.join(agreed.classes) or 'numbers'}")
+    _say_who_lacks(label, agreed.classes, {site: summary.classes for site, summary in summaries.items()})
     for doubt in doubts(summaries, agreed):
         say(f"Caution: {doubt}")
     print(f'Agreed: {to}. Check the names above, and give the file to every site: [data] preprocessing = "{to.name}"')
+
+
+def _say_who_lacks(column: str, names: Sequence[str], known: Mapping[str, Sequence[str]]) -> None:
+    """Say which sites lack which of the names in a column; `known` has those of each site."""
+    for site, here in known.items():
+        if lacking := [name for name in names if name not in here]:
+            say(f"  {site} has no {column} = {', '.join(lacking)}. Is it spelt differently there?")
 
 
 @command(app)

@@ -17,7 +17,7 @@ import torch
 
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import moments
-from fedloom.data.plausibility import Moment, spelt_differently, units_of_sites
+from fedloom.data.plausibility import Moment, labels_spelt_differently, spelt_differently, units_of_sites
 from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first
 from fedloom.errors import InputError, nearest
 
@@ -122,6 +122,7 @@ def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing, for_everybod
     What is `for_everybody` stands in a file that all sites get: it names no site, and no number of a single one.
     """
     yield from spelt_differently(agreed.columns)
+    yield from labels_spelt_differently(agreed.label, agreed.classes)
     for column in agreed.columns:
         empty = [site for site, one in summaries.items() if not one.features[one.column(column.name).features[0]][0]]
         if empty and len(empty) < len(summaries):

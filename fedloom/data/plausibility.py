@@ -54,6 +54,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
     yield from federation.cautions
     columns = federation.preprocessing.columns
     yield from spelt_differently(columns)
+    yield from labels_spelt_differently(federation.preprocessing.label, federation.classes)
     numeric = [not column.categories for column in columns for _ in column.features]
     if not any(numeric) or federation.x.dim() != 2 or len(federation.x) < FEWEST or len(numeric) > WIDEST:
         return
@@ -86,6 +87,16 @@ def spelt_differently(columns: Iterable[Column]) -> Iterator[str]:
             )
 
 
+def labels_spelt_differently(label: Sequence[str], classes: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence if classes of a table's label probably mean the same. Elsewhere, A and a may be two letters."""
+    if label and (groups := same_meaning(classes)):
+        shown = "; ".join(", ".join(group) for group in groups[:5])
+        yield (
+            f"{', '.join(label)} has classes that may mean the same and are learnt as different ones: {shown}. If so, "
+            "spell them alike in all files."
+        )
+
+
 def same_meaning(names: Iterable[str]) -> list[list[str]]:
     """Return groups of names that differ only in capitals or spaces, or are all words for yes or for no.
 
@@ -93,7 +104,7 @@ def same_meaning(names: Iterable[str]) -> list[list[str]]:
     ([['ICU', 'icu'], ['day care', 'day-care']], [['no', 'False']])
     """
     groups: dict[str | tuple[str, ...], list[str]] = defaultdict(list)
-    plain = {name: re.sub(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])", "", name.casefold()) for name in names}
+    plain = {name: re.sub(r"(?<=[^\W\d_])[\s_-]+(?=[^\W\d_])", "", name.casefold().strip()) for name in names}
     answers = {*plain.values()} & {*YES_WORDS, *NO_WORDS}  # without such a word, 1 and t may be anything
     for name, key in plain.items():
         groups[YES if answers and key in YES else NO if answers and key in NO else key].append(name)

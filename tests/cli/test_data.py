@@ -52,6 +52,34 @@ def test_sites_agree_on_preprocessing_without_showing_rows(
     assert "4 features: age, ward=ICU, ward=general, ward=icu" in capsys.readouterr().out
 
 
+def test_sites_hear_of_classes_that_are_spelt_differently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for site, dead in {"berlin": "dead", "oslo": "Dead"}.items():
+        rows = "".join(f"{7 * age % 41},{('alive', dead)[age % 3 == 0]}\n" for age in range(40))
+        (tmp_path / f"{site}.csv").write_text(f"age,outcome\n{rows}")
+        data = f'source = "csv"\npath = "{site}.csv"\nlabel = "outcome"'
+        (tmp_path / f"{site}.toml").write_text(f'[site]\nname = "{site}"\n[data]\n{data}\n')
+        in_this_process("data", "summarize", f"{site}.toml", "--to", f"{site}.json", monkeypatch=monkeypatch)
+    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
+    told = capsys.readouterr().err
+    assert "berlin has no outcome = Dead. Is it spelt differently there?" in told
+    assert "oslo has no outcome = dead. Is it spelt differently there?" in told
+    assert "Caution: outcome has classes that may mean the same and are learnt as different ones: Dead, dead." in told
+
+
+def test_a_sites_examples_are_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "berlin.csv").write_text("age,dead\n" + "20,no\n30,yes\n" * 10)
+    data = '[data]\nsource = "csv"\npath = "berlin.csv"\nlabel = "dead"\n'
+    (tmp_path / "berlin.toml").write_text(f'[site]\nname = "berlin"\n{data}')
+    in_this_process("data", "export", "berlin.toml", "--to", "berlin.json", monkeypatch=monkeypatch)
+    assert capsys.readouterr().out == "berlin.json: 20 examples of 1 clients\n"
+
+
 def test_a_sites_file_needs_no_partition_to_be_summarised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

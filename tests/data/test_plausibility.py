@@ -220,6 +220,20 @@ def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
     assert "may mean the same and have separate embeddings: ICU, icu." in ward
 
 
+def test_classes_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
+    outcomes = ("Dead", "dead", "alive")
+    (tmp_path / "data.csv").write_text("a,y\n" + "".join(f"{row},{outcomes[row % 3]}\n" for row in range(24)))
+    federation = federate(Csv(path=tmp_path / "data.csv", label="y").load(tmp_path), clients=2)
+    said = "y has classes that may mean the same and are learnt as different ones: Dead, dead."
+    assert [one.partition(" If so")[0] for one in suspicions(federation) if "mean the same" in one] == [said]
+    letters = Federation.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], client=["a", "a", "b", "b"])
+    assert not any("mean the same" in one for one in suspicions(replace(letters, classes=("A", "a"))))
+
+
+def test_spaces_around_a_name_have_no_meaning() -> None:
+    assert same_meaning(["Dead", "dead ", " DEAD", "alive"]) == [["Dead", "dead ", " DEAD"]]
+
+
 def test_letters_are_not_taken_for_yes_and_no() -> None:
     assert same_meaning("abcdefghijklmnopqrstuvwxyz01") == []
     assert same_meaning(["Y", "N", "0", "no"]) == [["N", "0", "no"]]
