@@ -22,6 +22,7 @@ from fedloom.network.protocol.tensors import Parcel
 from fedloom.results.safe_text import plain
 
 HEARTBEAT = 3.0  # seconds between an agent's heartbeats, unless the deadline is short
+LATE = 2  # heartbeats after which the operator sees that an agent is silent
 MISSED = 5  # heartbeats after which an agent is lost: a round that can do without it does not wait for it
 Check = Callable[[Assignment, ClientAnswer], None]  # raises Rejected
 
@@ -107,12 +108,14 @@ class ConnectedAgent:
 
     def shown(self, awaited: bool) -> dict[str, Any]:
         """Describe this agent for the operator."""
+        silent = time.monotonic() - self.seen
+        late = silent > LATE * self.heartbeat  # what it did last is no news
         return {
             "name": self.name,
             "state": self.state,
-            "doing": plain(self.doing),
+            "doing": f"not heard from for {silent:.0f} s" if self.contacted and late else plain(self.doing),
             "clients": len(self.hello.clients) if self.hello else 0,
-            "seconds_since_seen": round(time.monotonic() - self.seen, 1),
+            "seconds_since_seen": round(silent, 1),
             "awaited": awaited,
             "why": plain(self.refused),
         }

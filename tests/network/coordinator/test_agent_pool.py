@@ -52,6 +52,16 @@ def test_a_deadline_closes_a_call_and_a_quorum_does_not_wait_for_the_lost(world:
     assert set(call.answers) == {0}
 
 
+def test_the_status_says_that_an_agent_is_silent_before_it_is_gone(world: World) -> None:
+    agent = world.speaker()
+    agent.hello()
+    (shown,) = world.pool.status()["agents"]
+    assert "not heard from" not in shown["doing"]
+    world.pool.agents[agent.signer.agent].seen -= 7.0  # two heartbeats are six seconds
+    (shown,) = world.pool.status()["agents"]
+    assert (shown["state"], shown["doing"]) == ("ready", "not heard from for 7 s")
+
+
 def test_agents_must_agree_about_the_data(world: World) -> None:
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()
