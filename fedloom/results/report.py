@@ -194,6 +194,8 @@ def _with_interval(label: str, found: Spread, metric: MetricInfo, count: bool) -
 def _inline_svg(figure: CaptionedFigure) -> Markup:
     """A figure as an `<svg>` element whose ids start with the figure's name: several figures share the page."""
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{figure.name}-", figure.svg)
+    # markers take the colour of each use: the page's dark scheme does not reach into the shape that they share
+    svg = re.sub(r'(<path id="[^"]*" d="[^"]*") style="[^"]*"', r"\1", svg)
     width = float(figure.figure.get_size_inches()[0]) * 1.36 * 72
     opening = (
         r'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="\1" '

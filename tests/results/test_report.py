@@ -225,6 +225,15 @@ def test_a_dark_scheme_is_for_screens_only_and_turns_every_dark_ink_of_figures(w
         assert f"{name}: #" in dark[1]
 
 
+def test_shapes_that_markers_share_have_no_colour_which_a_dark_scheme_could_not_turn(written: Path) -> None:
+    text = (written / "report.html").read_text(encoding="utf-8")
+    shapes = re.findall(r'<path id="([^"]*)" d="[^"]*"( style="[^"]*")?', text)
+    assert len(shapes) > 9
+    assert [name for name, style in shapes if style] == []
+    uses = re.findall(r'<use xlink:href="#([^"]*)"[^>]* style="[^"]*(?:fill|stroke)[^"]*"', text)
+    assert {name for name, _ in shapes} <= {*uses}  # each use brings the colour itself
+
+
 def test_accuracies_are_never_said_to_differ_by_more_than_100_points() -> None:
     values = {"a": {1: 0.9, 2: 0.2}, "b": {1: 0.1, 2: 0.6}}
     accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
