@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unicodedata import east_asian_width
 
 import numpy as np
@@ -68,6 +68,42 @@ def readable_names() -> Iterator[None]:
         yield
 
 
+def save(figure: Figure, target: Any, **settings: Any) -> None:
+    """Write a figure. Its fonts in a PDF are TrueType, because many publishers refuse Type 3, wherever that works."""
+    import matplotlib
+    from matplotlib.text import Text
+
+    texts = (text.get_text() for text in figure.findobj(Text) if isinstance(text, Text))
+    kind = 3 if _from_postscript_font("".join(texts)) else 42
+    with readable_names(), matplotlib.rc_context({"pdf.fonttype": kind, "ps.fonttype": kind}):
+        figure.savefig(target, **settings)
+
+
+def _from_postscript_font(letters: str) -> bool:
+    """Whether a font with PostScript outlines draws one of the letters: matplotlib cannot embed it as TrueType."""
+    from matplotlib import font_manager
+
+    left = {ord(letter) for letter in letters}
+    for family in font_families() if left else ():
+        path = font_manager.findfont(font_manager.FontProperties(family=[family]))
+        found = left & font_manager.get_font(path).get_charmap().keys()
+        if found and _has_postscript_outlines(path):
+            return True
+        left -= found
+    return False
+
+
+@lru_cache
+def _has_postscript_outlines(path: str) -> bool:
+    """Whether a font file has such outlines, as that of Noto Sans CJK has; all fonts of a collection are alike."""
+    with open(path, "rb") as file:
+        kind, _, start = (file.read(size) for size in (4, 8, 4))
+        if kind == b"ttcf":  # a collection: where its first font starts
+            file.seek(int.from_bytes(start, "big"))
+            kind = file.read(4)
+    return kind == b"OTTO"
+
+
 @readable_names()
 def plot(federation: Federation, path: str | Path) -> None:
     """Write a picture of the federation. The suffix of the path gives the format: png, svg or pdf."""
@@ -86,7 +122,7 @@ def plot(federation: Federation, path: str | Path) -> None:
     else:
         _histogram(right, np.diff(federation.offsets))
     right.set_title("Number of examples", fontsize=11)
-    figure.savefig(path, dpi=150)
+    save(figure, path, dpi=150)
 
 
 def _shown(federation: Federation) -> Numbers:

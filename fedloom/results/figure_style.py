@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedloom.data.figure import readable_names
+from fedloom.data.figure import readable_names, save
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class CaptionedFigure:
         """The figure as an `<svg>` element."""
         out = io.StringIO()
         with styled():
-            self.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+            save(self.figure, out, format="svg", metadata={"Date": None, "Creator": None})
         text = out.getvalue()
         return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
@@ -79,8 +79,8 @@ class CaptionedFigure:
         """Write the figure as PNG, as SVG with real text, and as PDF with its fonts; return the paths."""
         png, svg, pdf = (folder / f"{self.name}{ending}" for ending in FORMATS)
         with styled():
-            self.figure.savefig(png, dpi=180)
-            self.figure.savefig(pdf, metadata={"CreationDate": None})
+            save(self.figure, png, dpi=180)
+            save(self.figure, pdf, metadata={"CreationDate": None})
         svg.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg, encoding="utf-8")
         return [png, svg, pdf]
 
@@ -91,7 +91,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     if ending not in FORMATS:
         raise InputError(f"The name of a picture must end in {', '.join(FORMATS)}. Got '{path.name}' instead.")
     with styled():
-        figure.savefig(path, dpi=200, metadata={"Date": None} if ending == ".svg" else None)
+        save(figure, path, dpi=200, metadata={"Date": None} if ending == ".svg" else None)
 
 
 def lay_out(drawn: CaptionedFigure) -> CaptionedFigure:

@@ -37,6 +37,8 @@ def test_pictures_of_all_sizes(tmp_path: Path, clients: int, kind: str) -> None:
 def test_pictures_in_other_formats(tmp_path: Path) -> None:
     plot(small(), tmp_path / "picture.svg")
     assert "<svg" in (tmp_path / "picture.svg").read_text()
+    plot(small(), tmp_path / "picture.pdf")
+    assert b"/FontFile2" in (tmp_path / "picture.pdf").read_bytes()  # TrueType
 
 
 def test_the_legend_names_the_splits_that_there_are(tmp_path: Path) -> None:

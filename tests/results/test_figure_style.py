@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,6 +10,7 @@ import matplotlib
 import pytest
 from matplotlib.colors import to_rgb
 
+from fedloom.data import figure as data_figure
 from fedloom.errors import InputError
 from fedloom.results import figure_style as style
 
@@ -71,6 +73,38 @@ def test_the_ending_of_the_path_is_the_format(tmp_path: Path, suffix: str) -> No
 def test_another_ending_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must end in \.png, \.svg, \.pdf\. Got 'picture\.bmp'"):
         style.save_figure(style.new_figure(1, 1), tmp_path / "picture.bmp")
+
+
+def fonts(path: Path) -> set[bytes]:
+    """The kinds of fonts in a PDF file."""
+    return {*re.findall(rb"/Subtype /((?:Type|TrueType|CIDFont)\w*)", path.read_bytes())}
+
+
+@pytest.mark.parametrize("write", ["a figure of a report", "a picture"])
+def test_fonts_in_a_pdf_are_truetype(tmp_path: Path, write: str) -> None:
+    """Many publishers refuse Type 3, which is matplotlib's usual kind."""
+    before = dict(matplotlib.rcParams)
+    with style.styled():
+        figure = style.new_figure(2, 1)
+        figure.add_subplot().set_title("Zürich − 100 %")
+    if write == "a picture":
+        style.save_figure(figure, tmp_path / "name.pdf")
+    else:
+        style.CaptionedFigure("name", "", "", figure).save(tmp_path)
+    assert fonts(tmp_path / "name.pdf") == {b"Type0", b"CIDFontType2"}
+    assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.skipif(
+    not any("CJK" in name for name in data_figure.font_families()), reason="No font for Chinese letters is installed."
+)
+def test_a_font_with_postscript_outlines_is_not_embedded_as_truetype(tmp_path: Path) -> None:
+    """Acrobat refuses a file in which matplotlib calls such a font TrueType."""
+    figure = style.new_figure(2, 1)
+    with style.styled():
+        figure.add_subplot().set_title("北京")
+    style.save_figure(figure, tmp_path / "name.pdf")
+    assert fonts(tmp_path / "name.pdf") == {b"Type3"}
 
 
 def test_the_style_holds_only_inside_its_block() -> None:
