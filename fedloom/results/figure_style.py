@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedloom.data.figure import readable_names, save
+from fedloom.data.figure import readable_names, save, shorten_all
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ DASHES: tuple[Any, ...] = (
     *("solid", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2.5))),
     *((0, (6, 1.5, 1.2, 1.5, 1.2, 1.5)), (0, (2.5, 1)), (0, (1, 3)), (0, (9, 1.5, 3, 1.5))),
 )
+TITLE_LETTERS = 26  # in a line over a panel
 LEGEND_ROWS = 20  # names in a column of a legend
 INK, FAINT, GRID = "#222222", "#808080", "#e4e4e4"
 BEFORE_TRAINING: dict[str, Any] = {"color": "#6b6b6b", "linestyle": (0, (4, 1.5))}
@@ -158,9 +159,17 @@ def whole_numbers(axes: Axes, most_ticks: int = 5) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(most_ticks, integer=True, min_n_ticks=1))
 
 
-def panel_title(label: str) -> str:
-    """An algorithm's label, in lines that fit a panel."""
-    return "\n".join(textwrap.wrap(label, 26)[:3])
+def panel_titles(labels: Sequence[str]) -> dict[str, str]:
+    """Label → its title, in at most three lines that fit a panel; shortened titles stay different."""
+    short = shorten_all(labels, 3 * TITLE_LETTERS - 6)  # 6: where all are alike, they are numbered
+    return {label: _in_lines(title) for label, title in zip(labels, short, strict=True)}
+
+
+def _in_lines(title: str) -> str:
+    lines = textwrap.wrap(title, TITLE_LETTERS)
+    if len(lines) > 3:  # between words there are too few places for a new line
+        lines = [title[start : start + TITLE_LETTERS] for start in range(0, len(title), TITLE_LETTERS)]
+    return "\n".join(lines)
 
 
 def show_percent(axis: Any, percent: bool) -> None:

@@ -183,6 +183,7 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     if not panels or (against == "clients" and len(run.clients) < 2):
         return None
     figure, grid = style.panel_grid(list(panels), 1.75)
+    titles = style.panel_titles(list(panels))
     info, over = run.metric(metric), "clients" if against == "rounds" else "rounds"
     shade = f"lowest to highest over {over}" if fill == "min-max" else f"± one standard deviation over {over}"
     for axes, (label, phases) in zip(grid, panels.items(), strict=False):
@@ -195,7 +196,7 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
                 style.plot_line(axes, stats.index, stats.mean, **look)
             else:
                 _draw_clients(axes, stats, around, look["color"], -0.18 if phase == "pre_fit" else 0.18)
-        style.finish_axes(axes, style.panel_title(label), info.percent, most_ticks=5 if against == "rounds" else 0)
+        style.finish_axes(axes, titles[label], info.percent, most_ticks=5 if against == "rounds" else 0)
         if against == "clients":
             _name_clients_across(axes, run, next(iter(phases.values())).index)
     if any(text.get_rotation() for text in grid[-1].get_xticklabels()):  # slanted names need height
@@ -388,10 +389,11 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     )  # an arrow of the bar says that there are such values
     beyond = {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
     figure, panels = style.panel_grid(list(grids), 1.75)
+    titles = style.panel_titles(list(grids))
     for axes, (label, (clients, rounds, values)) in zip(panels, grids.items(), strict=False):
         extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
         image = style.draw_grid(axes, values, low, high, info.higher_is_better, extent=extent)
-        axes.set_title(style.panel_title(label), loc="left")
+        axes.set_title(titles[label], loc="left")
         style.whole_numbers(axes)
         names = _client_names(run, clients, most=10, length=10)
         _name_clients(axes, clients, names)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.data.figure import shorten_all
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
 from fedloom.metrics import is_share
@@ -33,6 +34,7 @@ TITLES = {
 }
 MOST_BANDS = 20  # with more lines, bands around them would hide everything, and only the best lines can be followed
 BEST = 12  # lines in colour and with a name, if there are too many
+LONGEST = 80  # letters of a name: the figure is as wide as the longest one needs, but not without end
 OTHERS: dict[str, Any] = {"color": "#c8c8c8", "linestyle": "solid", "linewidth": 0.6}
 Edges = tuple[float, float, float]  # of the panels, in inches: right, bottom, height
 # In inches. Text has a fixed size: a figure with more in it is larger.
@@ -145,7 +147,8 @@ def _draw(
         shown = [label for label in shown if label in best]
     figure = new_figure(1, 1, arranged=False)
     names = {
-        label: figure.text(0, 0, _short(label), size=8, color=INK, va="center", parse_math=False) for label in shown
+        label: figure.text(0, 0, short, size=8, color=INK, va="center")
+        for label, short in zip(shown, shorten_all(shown, LONGEST), strict=True)
     }
     right = LEFT + len(bands) * (PANEL + GAP) - GAP
     width = right + 0.61 + max(name.get_window_extent().width for name in names.values()) / figure.dpi
@@ -295,7 +298,3 @@ def _name_lines(figure: Figure, bands: Bands, styles: Styles, names: Mapping[str
             add((0.02, 0.16), (ends[label], place), color=styles[label]["color"], linewidth=0.6)
         add((0.16, 0.46), (place, place), **styles[label], linewidth=1.4)
         names[label].set_position(((right + 0.51) / width, place / height))
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= 40 else label[:39] + "…"

@@ -30,6 +30,7 @@ def draw(run: RunData) -> CaptionedFigure | None:
     bars = max(len(rows) for rows in shown.values())
     figure = style.new_figure(6.6, 0.7 + len(shown) * (0.4 + max(0.5, 0.075 * bars)))
     panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
+    titles = style.panel_titles(list(shown))
     for axes, (label, rows) in zip(panels, shown.items(), strict=True):
         for place, row in enumerate(rows):
             width = row["ended"] - row["began"]
@@ -38,7 +39,7 @@ def draw(run: RunData) -> CaptionedFigure | None:
         here = np.searchsorted(times.rounds, rows[0]["round"])
         for moment in (times.began[here], times.ended[here]):
             axes.axvline(moment, color=style.INK, linewidth=0.7)
-        axes.set_title(f"{style.panel_title(label)}, round {rows[0]['round']}", loc="left")
+        axes.set_title(f"{titles[label]}, round {rows[0]['round']}", loc="left")
         axes.set_yticks([])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_ylabel("Clients")

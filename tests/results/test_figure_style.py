@@ -42,8 +42,20 @@ def test_names_in_other_letters_are_drawn_without_warnings(tmp_path: Path) -> No
 
 
 def test_a_long_label_is_broken_into_lines_that_fit_a_panel() -> None:
-    assert style.panel_title("fedavg") == "fedavg"
-    assert max(map(len, style.panel_title("a-label-of-forty-letters-" + "x" * 15).split("\n"))) <= 26
+    assert style.panel_titles(["fedavg"]) == {"fedavg": "fedavg"}
+    words = "-".join(f"word{number}-of-14xx" for number in range(4))
+    for label in ("a-label-of-forty-letters-" + "x" * 15, words):
+        lines = style.panel_titles([label])[label].split("\n")
+        assert "".join(lines) == label
+        assert len(lines) <= 3
+        assert max(map(len, lines)) <= 26
+
+
+def test_titles_of_panels_that_must_be_shortened_stay_different() -> None:
+    labels = [f"{'a-long-label-' * 8}{number}" for number in range(3)]
+    titles = style.panel_titles(labels)
+    assert len({*titles.values()}) == 3
+    assert max(len(title.split("\n")) for title in titles.values()) <= 3
 
 
 def test_a_legend_of_many_names_has_columns_and_takes_room_for_them() -> None:

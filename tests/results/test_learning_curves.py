@@ -25,7 +25,7 @@ from matplotlib.text import Text
 
 from fedloom.errors import InputError
 from fedloom.experiment.store import Store
-from fedloom.results.figure_style import COLOURS, line_style
+from fedloom.results.figure_style import COLOURS, CaptionedFigure, line_style
 from fedloom.results.learning_curves import OTHERS, Panels, band, draw, draw_run, spread_places
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Stats, grouped
@@ -248,7 +248,17 @@ def _inside(axes: Axes, label: Text) -> bool:
 
 
 def test_labels_are_taken_as_they_are_written() -> None:
-    assert "mu=$0.1$ & x_1^2" in texts(drawn(panels(["mu=$0.1$ & x_1^2"])))
+    figure = drawn(panels(["mu=$0.1$ & x_1^2"]))
+    assert ">mu=$0.1$ &amp; x_1^2<" in CaptionedFigure("name", "", "", figure).svg
+
+
+def test_long_labels_are_whole_and_those_that_must_be_shortened_stay_different() -> None:
+    long = [f"FedProx-with-a-rather-long-label-mu-0.1-{number}-and-more" for number in (1, 2)]
+    assert {*long} <= texts(drawn(panels(long))).keys()
+    too_long = [f"{'x' * 200}-{number}" for number in range(3)]
+    shown = [text for text in texts(drawn(panels(too_long))) if text.startswith("xxx")]
+    assert len({*shown}) == 3
+    assert max(map(len, shown)) <= 80
 
 
 @given(st.lists(st.floats(0, 10), max_size=12), st.floats(0.01, 0.8))
