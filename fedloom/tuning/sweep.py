@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedloom.data.build import as_split
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment import experiment_file
@@ -34,8 +32,9 @@ from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, spread
-from fedloom.results.table import Table, Value, show
+from fedloom.results.table import Table, Value
 from fedloom.results.table import write as write_tables
+from fedloom.tuning import sweep_figure
 from fedloom.tuning.search_space import Choices, Setting, name, settings, short
 
 MODELS = {  # the model and the data that settings are ranked by, as keys of a cell's numbers and in words
@@ -150,85 +149,8 @@ class SweepResult:
         return Table("sweep", f"Sweep over {', '.join(keys)}", names, rows, kinds, note)
 
     def figure(self) -> CaptionedFigure | None:
-        """Draw a heat map over two keys, or a line over one, for each algorithm."""
-        keys = [key for key in self.keys if len(self._axis(key)) > 1]
-        if not keys:
-            return None
-        with style.styled():
-            return style.lay_out(self._heat_map(keys) if len(keys) > 1 else self._line(keys[0]))
-
-    def _heat_map(self, keys: list[str]) -> CaptionedFigure:
-        down, across = keys[:2]
-        labels = sorted({trial.label for trial in self.trials})
-        rows, columns = self._axis(down), self._axis(across)
-        measured = [trial for trial in self.trials if trial.values]
-        means = [trial.spread.mean for trial in measured] or [0.0, 1.0]
-        low, high = min(means), max(means)
-        width, height = max(1.9, 0.62 * len(columns)), 0.6 + 0.34 * len(rows)
-        beside = min(len(labels), max(1, int(12 / width)))  # panels in a row
-        figure = style.new_figure(0.9 + width * beside, 0.6 + height * math.ceil(len(labels) / beside))
-        axes = list(figure.subplots(math.ceil(len(labels) / beside), beside, sharey=True, squeeze=False).flat)
-        for spare in axes[len(labels) :]:
-            spare.set_visible(False)
-        light_is_good = self.metric.higher_is_better
-        for here, label in zip(axes, labels, strict=False):
-            grid = np.full((len(rows), len(columns)), np.nan)
-            for trial in reversed([trial for trial in measured if trial.label == label]):  # the best one stays
-                places = [
-                    ticks.index(value) if (value := trial.value(key)) is not None else slice(None)
-                    for key, ticks in ((down, rows), (across, columns))
-                ]
-                grid[tuple(places)] = trial.spread.mean  # one number for all values of a key that changes nothing
-            image = style.draw_grid(here, grid, low, high, light_is_good)
-            for (row, column), value in np.ndenumerate(grid):
-                dark = (value - low) / (high - low or 1) < 0.55
-                ink = style.INK if not math.isfinite(value) or dark != light_is_good else "white"
-                text = show(float(value), self.metric.deviation_format)
-                here.text(column, row, text, ha="center", va="center", size=6.5, color=ink)
-            here.set_xticks(range(len(columns)), columns)
-            here.set_yticks(range(len(rows)), rows)
-            here.set_title(style.panel_title(label), loc="left")
-            here.set_xlabel(across)
-        axes[0].set_ylabel(down)
-        bar = style.add_colour_bar(figure, image, axes, f"Validation {self.metric.name}", pad=0.02)
-        style.show_percent(bar, self.metric.percent)
-        unit = ", in per cent" if self.metric.percent else ""
-        rest = f" Best over {', '.join(keys[2:])}." if len(keys) > 2 else ""
-        caption = f"Mean over seeds of {self.metric.name}{unit} of {self.measured}; – was not tried or failed.{rest}"
-        return CaptionedFigure("sweep", f"{self.metric.name.capitalize()} over {down} and {across}", caption, figure)
-
-    def _line(self, key: str) -> CaptionedFigure:
-        labels = sorted({trial.label for trial in self.trials})
-        width, height = style.legend_size(labels)
-        figure = style.new_figure(4.3 + width, max(2.7, height))
-        axes = figure.add_subplot()
-        ticks = self._axis(key)
-        for number, label in enumerate(labels):
-            trials = [trial for trial in self.trials if trial.label == label and trial.values and key in trial.setting]
-            found = dict(sorted((ticks.index(short(trial.setting[key])), trial.spread) for trial in trials))
-            look, over = style.line_style(number), list(found.values())
-            means = [one.mean for one in over]
-            axes.plot(list(found), means, **look, marker="o", markersize=3, linewidth=1.4, label=label)
-            if all(one.count > 1 for one in over):
-                low, high = [one.low for one in over], [one.high for one in over]
-                axes.fill_between(list(found), low, high, color=look["color"], alpha=0.15, linewidth=0)
-        slanted: dict[str, Any] = {"rotation": 40, "ha": "right"} if sum(map(len, ticks)) > 40 else {}
-        axes.set_xticks(range(len(ticks)), ticks, **slanted)
-        axes.set_xlabel(key)
-        axes.set_ylabel(f"Validation {self.metric.name}")
-        axes.grid(axis="y", color=style.GRID, linewidth=0.6)
-        style.show_percent(axes.yaxis, self.metric.percent)
-        if len(labels) > 1:
-            style.add_legend(figure)
-        metric = self.metric.name.capitalize()
-        caption = f"{metric} of {self.measured}: mean and, for several seeds, 95 % t interval."
-        return CaptionedFigure("sweep", f"{metric} over {key}", caption, figure)
-
-    def _axis(self, key: str) -> list[str]:
-        """Return the distinct values of a key in order: numbers by size, others as they come."""
-        values = [trial.setting[key] for trial in self.trials if key in trial.setting]
-        numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-        return list(dict.fromkeys(short(value) for value in (sorted(values) if numeric else values)))
+        """Draw every algorithm with the settings that it was tried with; None if nothing was varied."""
+        return sweep_figure.draw(self)
 
     def write(self) -> list[Path]:
         """Write the table as CSV, Markdown and LaTeX, the figure as PNG, SVG and PDF, and everything as JSON."""
