@@ -29,6 +29,7 @@ class Table:
     rows: tuple[tuple[Value, ...], ...]
     kinds: tuple[str, ...]  # how to show each column: text, or one of the kinds that `show` knows
     note: str = ""
+    paper_note: str = ""  # what LaTeX has instead of a note that is too long for a paper
 
     def csv(self) -> str:
         """The table as CSV, with all digits of every number."""
@@ -52,7 +53,7 @@ class Table:
         """The table as a LaTeX table environment that uses the booktabs package."""
         align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
         head, *body = (" & ".join(map(for_latex, row)) + r" \\" for row in (self.columns, *map(self.shown, self.rows)))
-        title, note = f"{for_latex(self.title)}.", for_latex(self.note)
+        title, note = f"{for_latex(self.title)}.", for_latex(self.paper_note or self.note)
         # below the table: the list of tables of a paper shows captions, and a note may be long
         below = f"\n  \\par\\smallskip\n  \\parbox{{\\linewidth}}{{\\footnotesize {note}}}" if note else ""
         return LATEX.read_text(encoding="utf-8").format(

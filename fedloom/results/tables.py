@@ -172,7 +172,19 @@ def _paired_differences(name: str, comparison: Comparison, baseline: str | None 
     unit = " (percentage points)" if comparison.metric.percent else ""
     title = f"Paired differences over the same seeds: {comparison.title}{unit}"
     note = " ".join(verdict(found, comparison.metric, comparison.one_split))
-    return Table(name, title, columns[:kept], tuple(row[:kept] for row in rows), kinds[:kept], note)
+    paper_note = " ".join(_note_for_a_paper(found, comparison.metric, comparison.one_split))
+    return Table(name, title, columns[:kept], tuple(row[:kept] for row in rows), kinds[:kept], note, paper_note)
+
+
+def _note_for_a_paper(found: Sequence[Difference], metric: MetricInfo, one_split: bool) -> Iterator[str]:
+    """The units, and what the interval is; nothing for one seed, whose note is short."""
+    if not any(each.spread.count > 1 for each in found):
+        return
+    unit = " in percentage points" if metric.percent else ""
+    corrected = f", corrected for {len(found)} pairs (Bonferroni)" if len(found) > 1 else ""
+    yield say("differences", "for_a_paper", metric=metric.name, unit=unit, corrected=corrected)
+    if one_split:
+        yield say("result", "one_split")
 
 
 def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = False) -> Iterator[str]:

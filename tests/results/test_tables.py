@@ -87,6 +87,24 @@ def test_if_all_seeds_share_one_split_every_claim_is_about_these_test_examples()
     assert "test examples" not in other
 
 
+@pytest.mark.parametrize(
+    ("metric", "algorithms", "note"),
+    [
+        ("accuracy", "abc", "accuracy in percentage points@95\\,\\% paired t, corrected for 3 pairs (Bonferroni)."),
+        ("loss", "ab", "loss@95\\,\\% paired t."),
+    ],
+)
+def test_differences_have_a_short_note_in_a_paper(metric: str, algorithms: str, note: str) -> None:
+    values = {label: {1: 0.9, 2: 0.1 * number} for number, label in enumerate(algorithms)}
+    table = _paired_differences("differences", Comparison("test", MetricInfo(metric, True, True), values))
+    sentences = "Differences of " + note.replace("@", " over the same seeds. Intervals: ")
+    assert f"\\footnotesize {sentences}}}" in table.latex()
+    assert table.note in table.markdown()
+    assert "A rank test, which assumes less" in table.note
+    one_seed = _paired_differences("differences", Comparison("test", ACCURACY, {"a": {1: 0.9}, "b": {1: 0.1}}))
+    assert one_seed.note in one_seed.latex()
+
+
 @pytest.mark.parametrize(("metric", "high"), [("accuracy", "+100.00 points"), ("auroc", "+1"), ("loss", "+4.312")])
 def test_shares_are_at_most_100_points_apart_however_wide_the_interval_is(metric: str, high: str) -> None:
     info = MetricInfo(metric, True, metric != "loss")
