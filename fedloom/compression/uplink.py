@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from fedloom import keys
+from fedloom.aggregation.positions import refuse_undeclared
 from fedloom.compression.method import Damaged, Draws, Form, Method, form_of
 from fedloom.compression.methods.randomk import RandomK
 from fedloom.tree import Groups, Tree, change, row, select, size, stack
@@ -61,6 +62,8 @@ class Uplink:
 
     def send(self, update: Update, shared: Groups, ids: Sequence[int], memory: Tree) -> Sent:
         """Compress what clients send. A change that is not finite is sent as it is, so that it is found as such."""
+        if not self.method.exact:
+            refuse_undeclared("[compress] up", update.groups, update.positions, shared)
         parts: list[Groups] = [{} for _ in ids]
         groups, rest, kept = dict(update.groups), dict(update.groups), dict(memory)
         sizes = [size(row(_all(update.groups), n)) for n in range(len(ids))]
@@ -158,6 +161,7 @@ class Uplink:
 
     def project(self, update: Update, shared: Groups, ids: Sequence[int], memory: Tree) -> tuple[Update, Tree]:
         """Return updates with only the numbers that are sent, and what clients keep."""
+        refuse_undeclared("[compress] up", update.groups, update.positions, shared)
         groups, kept = dict(update.groups), dict(memory)
         for group, stacked in update.groups.items():
             names = self.covers(_one(stacked))

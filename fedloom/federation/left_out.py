@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedloom.aggregation.outliers import outliers
+from fedloom.aggregation.positions import refuse_undeclared
 from fedloom.errors import RoundAbandoned
-from fedloom.federation.work import ClientWork, Outcome
+from fedloom.federation.work import ClientWork, Outcome, means_of
+from fedloom.tree import expand
 
 if TYPE_CHECKING:
     from fedloom.federation.cohort import Cohort
@@ -26,6 +28,8 @@ def without_outliers(cohort: Cohort, works: Sequence[ClientWork], outcomes: Sequ
             cohort.note(not_finite=len(cohort.left_out))
     found = [client for outcome in outcomes for client in outcome.outliers]
     judged = [one for outcome in outcomes for one in outcome.reports if one.finite and one.lengths]
+    if cohort.outlier_factor is not None and cohort.round == 1 and not cohort.backend.remote:
+        _check_positions(works, outcomes)
     if cohort.outlier_factor is not None:
         examples = [report.examples for report in judged]
         far = outliers([report.lengths for report in judged], examples, cohort.outlier_factor)
@@ -41,3 +45,11 @@ def without_outliers(cohort: Cohort, works: Sequence[ClientWork], outcomes: Sequ
         if answered < max(cohort.needed, 1):
             raise RoundAbandoned(f"Round {cohort.round} has {answered} clients of {cohort.needed}.")
     return outcomes
+
+
+def _check_positions(works: Sequence[ClientWork], outcomes: Sequence[Outcome]) -> None:
+    """Raise if clients send weights as if they were changes: no change is far longer than another then."""
+    for work, outcome in zip(works, outcomes, strict=True):
+        if outcome.sums and outcome.positions is not None:
+            means = {group: expand(mean, 1) for group, mean in means_of(outcome)[0].items()}
+            refuse_undeclared("cohort.outlier_factor", means, outcome.positions, work.shared)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fedloom.aggregation.positions import refuse_undeclared
 from fedloom.aggregation.robust import finite, judge
 from fedloom.errors import TrainingError
 from fedloom.tree import Groups, change, select
@@ -24,6 +25,8 @@ def robust_means(
             f"Round {cohort.round}: a robust rule needs to know which groups of an update are positions, and the "
             "backend could not find that out (its log says why)."
         )
+    if cohort.round == 1:
+        refuse_undeclared("A robust rule", answers.groups, answers.positions, shared)
     bases = {group: select(shared[base], answers[group]) for group, base in answers.positions.items()}
     changes = {g: change(stacked, bases[g]) if g in bases else stacked for g, stacked in answers.groups.items()}
     gone, sound = len(cohort.left_out), _keep_finite(cohort, changes, answers.weights)

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.aggregation.positions import declare, undeclared
 from fedloom.algorithm import Algorithm
 from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
@@ -33,9 +35,10 @@ from fedloom.models.mlp import MLP
 from fedloom.task import Task
 from fedloom.testing.ways import ONE, bits, difference, leaf_distance, spread
 from fedloom.training import generators
-from fedloom.training.probe import probe
+from fedloom.training.probe import Probe, probe
 from fedloom.training.settings import Training
 from fedloom.tree import Groups
+from fedloom.unread_fields import without_effect
 from fedloom.user_code import misspelt
 
 __all__ = ["check_algorithm"]
@@ -65,7 +68,8 @@ def check_algorithm(
       torch's own, whose clients are never side by side. With `needs = "linear"` it runs on linear models instead.
     - It refuses wrong parameters with a message that names them. Right ones stay the same when written as JSON.
     - It has no method that nothing calls, with nearly the name of one that fedloom calls.
-    - Its docstring begins with one plain sentence. For algorithms outside of fedloom, this is only a warning.
+    - Its docstring begins with one plain sentence, and every field has an effect: a method that runs reads it. Clients
+      that send weights declare them as `positions`. For algorithms outside of fedloom, these are only warnings.
 
     `settings` are fields to test it with. By default, training uses small batches. `progress` is called with a line of
     text before each net.
@@ -74,15 +78,18 @@ def check_algorithm(
     >>> check_algorithm(FedAvg, settings={"epochs": 2.0})
     """
     checked = _with_settings(algorithm, settings or {})
-    _check_docstring(type(checked))
+    _complain(type(checked), [*_problems_of_docstring(type(checked)), *without_effect(type(checked)).values()])
     _check_parameters(checked, settings or {})
     for said in misspelt(type(checked)):
         raise AssertionError(said)
-    seen: set[str] = set()
+    seen, doubts = set[str](), set[str]()
     with closing(Workers(workers)) if workers else nullcontext() as crew:
-        for name, task in (_LINEAR if getattr(checked, "needs", "") == "linear" else _NETS).items():
+        for name in _LINEAR if getattr(checked, "needs", "") == "linear" else _NETS:
             progress(f"{type(checked).__name__}: checking on {name} …")
-            seen |= _Trial(checked, name, _federation(task.loss), replace(task)).check([crew] if crew else [])
+            watching = _Trial(checked, name, _facts(name)).check([crew] if crew else [])
+            seen |= watching.seen
+            doubts |= watching.doubts
+    _complain(type(checked), sorted(doubts))
     assert not (checked.linear and seen), (
         f"{type(checked).__name__}: the server sees each client's answer to {' and '.join(sorted(seen))}, so it must "
         "say linear = False, or use reduce without a rule."
@@ -106,9 +113,9 @@ def _with_settings(algorithm: type[Algorithm] | Algorithm, settings: dict[str, A
 # --- its description and parameters
 
 
-def _check_docstring(kind: type[Algorithm]) -> None:
-    """Raise if fedloom's own algorithm is not described as the others are; of another one, only warn."""
-    said = "\n".join(_problems_of_docstring(kind))
+def _complain(kind: type[Algorithm], problems: Iterable[str]) -> None:
+    """Raise if fedloom's own algorithm has problems that change no result; of another one, only warn."""
+    said = "\n".join(problems)
     assert not said or kind.__module__.split(".")[0] != "fedloom", said
     if said:
         warnings.warn(said, stacklevel=3)  # where check_algorithm is called
@@ -193,17 +200,23 @@ class _Trial:
 
     algorithm: Algorithm
     net: str
-    federation: Federation
-    task: Task
+    facts: Probe
+
+    @property
+    def federation(self) -> Federation:
+        return self.facts.federation
+
+    @property
+    def task(self) -> Task:
+        return self.facts.task
 
     @property
     def who(self) -> str:
         return f"{type(self.algorithm).__name__} on {self.net}"
 
-    def check(self, crews: Sequence[Workers]) -> set[str]:
-        """Check everything; return the methods whose answers the server sees one by one."""
-        found = probe(self.federation, self.task)
-        watching = _Watching(Serial(self.federation, self.task, found.setup(group=1)), self.who)
+    def check(self, crews: Sequence[Workers]) -> _Watching:
+        """Check everything; return what watched it."""
+        watching = _Watching(Serial(self.federation, replace(self.task), self.facts.setup(group=1)), self.who)
         before = generators.positions()
         runs = {ONE: self._run(watching)}
         assert generators.positions() == before, (
@@ -211,13 +224,13 @@ class _Trial:
         )
         self._check_structure(runs[ONE])
         self._check_resumed(runs[ONE], watching.backend)
-        for way in spread(found, crews):
+        for way in spread(self.facts, crews):
             runs[way.name] = self._run(way.backend())
             if way.like:
                 self._check_bits(runs[way.like], runs[way.name], f"with {way.name}")
             else:
                 self._check_close(runs[ONE], runs[way.name], way.name)
-        return watching.seen
+        return watching
 
     def _run(self, backend: Backend, resume: Snapshot | None = None) -> list[RoundRecord]:
         """Run all rounds, or those after a snapshot, and check that no state changes after it was handed out."""
@@ -313,6 +326,7 @@ class _Watching(Backend):
         self.backend, self.who = backend, who
         self.checked: set[str] = set()  # methods whose declarations were checked
         self.seen: set[str] = set()  # methods whose answers the server sees one by one
+        self.doubts: set[str] = set()  # what is not wrong in itself
 
     def run(self, work: Work) -> Any:
         given = _given(work)
@@ -355,6 +369,9 @@ class _Watching(Backend):
                     f"{self.who}: {method} declares that '{group}' starts from '{base}', but '{base}' does not have "
                     f"the leaf '{name}' in that shape."
                 )
+        for group, base in undeclared(answer.stack, answer.positions or {}, work.shared).items():
+            who = f"{type(work.algorithm).__name__}, {method}"
+            self.doubts.add(f"{who}: {declare(group, base)} Robust rules, norm bounds and compression need this.")
 
 
 def _given(work: Work) -> dict[str, Groups]:
@@ -438,3 +455,10 @@ _LINEAR = {
     "a linear regression": _task(nn.Linear, "mse", in_features=FEATURES, out_features=1),
     "a logistic regression": _task(nn.Linear, "bce", in_features=FEATURES, out_features=1),
 }
+
+
+@cache
+def _facts(net: str) -> Probe:
+    """Return what is found out about a net before training. It is the same for all algorithms, and takes seconds."""
+    task = {**_NETS, **_LINEAR}[net]
+    return probe(_federation(task.loss), replace(task))

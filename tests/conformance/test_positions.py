@@ -87,7 +87,7 @@ class OtherLeaves(FedAvg):
 
     def round(self, state: Groups, cohort: Any) -> Groups:
         wrong = {"other": {"w": torch.zeros(1)}}
-        return {"model": cohort.reduce(self.client, {**state, **wrong})["model"]}
+        return {"model": cohort.reduce(self.client, {**state, **wrong}, rule=self.rule)["model"]}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
         update, kept = super().client(task, shared, own, data)

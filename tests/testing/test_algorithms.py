@@ -13,7 +13,7 @@ from fedloom.algorithms import FedAvg
 from fedloom.federation.cohort import Cohort
 from fedloom.record import NonNegative
 from fedloom.task import Task
-from fedloom.testing import check_algorithm
+from fedloom.testing import algorithms, check_algorithm
 from fedloom.training.clients import Clients
 from fedloom.training.local import Step
 from fedloom.tree import Groups, Tree, add, clone, expand, scale, sub
@@ -198,6 +198,7 @@ class KeepsForAbsent(FedAvg):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*weights of KeepsForAbsent has no effect", "ignore:.*give positions=")
 def test_a_good_algorithm_passes() -> None:
     said: list[str] = []
     check_algorithm(Mine, progress=said.append)
@@ -207,6 +208,43 @@ def test_a_good_algorithm_passes() -> None:
     check_algorithm(Mine, settings={"pull": 0.5, "batch_size": "full"})
     check_algorithm(KeepsForAbsent)
     check_algorithm(Learns)
+
+
+class Doubtful(Mine):
+    """Keeps all promises, but its pull and its weights have no effect, and robust rules would judge its positions."""
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        return Update({"model": trained.model}, torch.ones(len(data)), trained=trained), trained.own
+
+    def correct(self, step: Step, shared: Groups, own: Groups) -> Tree:
+        return step.grad
+
+
+def test_what_changes_no_result_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = "a dense net"
+    monkeypatch.setattr(algorithms, "_NETS", {net: algorithms._NETS[net]})  # the others take long
+    with pytest.warns(UserWarning, match="has no effect|give positions=") as warned:
+        check_algorithm(Doubtful)
+    assert {one.filename for one in warned} == {__file__}  # where it was called
+    said = "\n".join(str(one.message) for one in warned)
+    assert "The setting weights of Doubtful has no effect: no method that runs reads self.weights." in said
+    assert "The setting pull of Doubtful has no effect" in said
+    assert "The setting rule" not in said
+    assert said.count("Doubtful, 'client': Clients send 'model', which lies near what was shared as 'model'") == 1
+
+
+def test_facts_about_nets_are_found_once_for_all_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of the time goes into them. What algorithms record with a net is never used by another one."""
+    net = "a dense net"
+    monkeypatch.setattr(algorithms, "_NETS", {net: algorithms._NETS[net]})
+    check_algorithm(Mine)
+    task = algorithms._facts(net).task
+    before = {**vars(task)}
+    monkeypatch.setattr(algorithms, "probe", lambda *given: pytest.fail("was found before"))
+    check_algorithm(Learns)
+    assert algorithms._facts(net).task is task
+    assert vars(task).keys() == before.keys()
 
 
 @pytest.mark.parametrize(
@@ -229,6 +267,7 @@ def test_a_good_algorithm_passes() -> None:
         (Fails, "Fails on a CNN with batch normalisation does not run: .*a matrix was expected"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*has no effect", "ignore:.*give positions=")
 def test_a_broken_promise_is_named(broken: type[FedAvg], sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_algorithm(broken)

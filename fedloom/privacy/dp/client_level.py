@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedloom import tree
+from fedloom.aggregation.positions import refuse_undeclared
 from fedloom.errors import FRESH, InputError, PrivacySpent, StoreError
 from fedloom.privacy.dp import accounting, clipping, distributed, noise
 from fedloom.privacy.dp.accounting import Mechanism
@@ -42,6 +43,7 @@ def bounded(
     """
     if not any(update.groups.values()):
         return update  # clients send nothing, so there is nothing to bound
+    refuse_undeclared("[privacy] dp", update.groups, update.positions, shared)
     changes: Groups = {}
     shares = {group: (update.weights(group) / weight_bound).clamp(0, 1).cpu() for group in update.groups}
     for group, leaves in update.groups.items():
