@@ -317,22 +317,25 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
     >>> differences({"train": {"lr": 0.1}}, {"train": {"lr": 0.2}})
     ['train.lr: 0.1 → 0.2']
     >>> differences({"code": {"net.py:Net": "a1" * 32}}, {"code": {"net.py:Net": "b2" * 32}})
-    ['net.py:Net has changed']
+    ['the file net.py has changed']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         lines = []
         for key in sorted({*old, *new}):
             inner = f"{place}.{key}" if place else str(key)
             if key not in old or key not in new:
-                lines.append(f"{inner}: {'added' if key in new else 'removed'} {_short(new.get(key, old.get(key)))}")
+                value = new.get(key, old.get(key))
+                what = "" if _are_hashes(value) else f" {_short(value)}"
+                lines.append(f"{inner}: {'added' if key in new else 'removed'}{what}")
             else:
                 lines.extend(differences(old[key], new[key], inner))
-        return lines
+        return list(dict.fromkeys(lines))  # several classes may be in one file
     if old == new or json.dumps(old, default=str) == json.dumps(new, default=str):  # nan equals nothing, not even nan
         return []
     if _are_hashes(old) and _are_hashes(new):
         table, _, name = place.partition(".")  # a Python program has one list of "code", and "values" that it uses
-        shown = {"code": name or "your code", "values": f"a value that the code of {name} uses"}.get(table, place)
+        file = f"the file {name.rpartition(':')[0] or name}" if name else "your code"
+        shown = {"code": file, "values": f"a value that the code of {name} uses"}.get(table, place)
         return [f"{shown} has changed"]
     return [f"{place}: {_short(old)} → {_short(new)}"]
 
@@ -395,13 +398,15 @@ def code_names(values: Mapping[str, Any]) -> set[str]:
 
 
 def change(values: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set a key of a file's tables in place."""
-    *tables, key = dotted.split(".")
-    for table in tables:
+    """Set a key of a file's tables in place. A label of the file may have dots."""
+    keys = dotted.split(".")
+    while len(keys) > 1:
+        count = next((n for n in range(len(keys) - 1, 1, -1) if ".".join(keys[:n]) in values), 1)
+        table, keys = ".".join(keys[:count]), keys[count:]
         values = values.setdefault(table, {})
         if not isinstance(values, dict):
             raise InputError(f"--set {dotted}: '{table}' is a value, not a table.")
-    values[key] = value
+    values[keys[0]] = value
 
 
 def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "experiment") -> Experiment:
@@ -548,7 +553,10 @@ def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) ->
     own = dict(fields)
     name = own.pop("name", label)
     _check(name, str, f"[{table}] name", "a string")
-    kind = algorithm_class(name, base)
+    try:
+        kind = algorithm_class(name, base)
+    except InputError as error:
+        raise InputError(f"{error}{_dotted(label, own)}") from None
     of_training = [key for key in own if key in Training.model_fields and key not in kind.model_fields]
     overrides = {key: own.pop(key) for key in of_training}
     inner = own.pop("train", {})
@@ -557,6 +565,18 @@ def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) ->
         return name, kind(**own, train={**train, **inner, **overrides})
     except ParameterError as error:
         where = "train" if error.parameter in train and error.parameter not in fields else table
-        raise InputError(error.at(where)) from None
+        hint = _dotted(label, {error.parameter: own.get(error.parameter)}) if error.problem == UNKNOWN else ""
+        raise InputError(f"{error.at(where)}{hint}") from None
     except InputError as error:
         raise InputError(f"[{table}] {error}") from None
+
+
+def _dotted(label: str, fields: Mapping[str, Any]) -> str:
+    """Say so if TOML has divided a label at its dots, into a label and tables inside."""
+    usual = {*Training.model_fields, *(key for kind in ALGORITHMS.values() for key in kind.model_fields)}
+    for key, value in fields.items():
+        if isinstance(value, Mapping) and key not in usual:
+            whole = f"{label}.{key}"
+            hint = f' In TOML, a dot divides a key: is the label meant to be "{whole}"? Write it in quotes.'
+            return _dotted(whole, value) or hint
+    return ""

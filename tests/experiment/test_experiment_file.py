@@ -245,6 +245,45 @@ def test_a_difference_of_hashes_is_said_in_words() -> None:
     ]
 
 
+def test_a_file_that_changed_is_named_once_however_many_classes_are_in_it() -> None:
+    """What changed may be another class, or a comment: the hash is that of the file."""
+    names = ("mine.py:Net", "mine.py:Sam", "sub/helper.py")
+    one, other = ({"code": dict.fromkeys(names, sha * 32)} for sha in ("a1", "b2"))
+    assert experiment_file.differences(one, other) == [
+        "the file mine.py has changed",
+        "the file sub/helper.py has changed",
+    ]
+    more = {"code": {**one["code"], "mine.py:New": "a1" * 32}}
+    assert experiment_file.differences(one, more) == ["code.mine.py:New: added"]
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        ('FedProx-mu-0.1 = { name = "fedprox" }', "FedProx-mu-0.1"),
+        ("fedprox.1 = { mu = 0.1 }", "fedprox.1"),
+        ("fedprox.1.5 = { mu = 0.1 }", "fedprox.1.5"),
+    ],
+)
+def test_a_label_that_toml_has_divided_at_its_dot_is_named(line: str, label: str) -> None:
+    with pytest.raises(InputError, match=f'is the label meant to be "{label}"\\? Write it in quotes'):
+        parse(f"[algorithm]\n{line}")
+
+
+@pytest.mark.parametrize("line", ['fedprx = { rule = { name = "median" } }', "fedprox = { mo = 0.1 }"])
+def test_other_mistakes_are_not_taken_for_a_dot(line: str) -> None:
+    with pytest.raises(InputError) as refused:
+        parse(f"[algorithm]\n{line}")
+    assert "quotes" not in str(refused.value)
+
+
+def test_a_key_of_an_algorithm_whose_label_has_a_dot_can_be_changed() -> None:
+    values = tomllib.loads('[algorithm]\n"prox-0.1" = { name = "fedprox", mu = 0.1 }\n')
+    experiment_file.change(values, "algorithm.prox-0.1.mu", 0.5)
+    experiment_file.change(values, "train.lr", 0.2)
+    assert values == {"algorithm": {"prox-0.1": {"name": "fedprox", "mu": 0.5}}, "train": {"lr": 0.2}}
+
+
 def test_two_shares_are_no_split() -> None:
     with pytest.raises(
         InputError, match=r"\[data\] split must be three shares: train, validation, test\. Got \[0\.5, 0\.5\]"
