@@ -321,9 +321,28 @@ class Result:
         from fedloom.experiment import checkpoint
 
         loaded = checkpoint.load(checkpoint.of_cell(self.folder, cell.algorithm, cell.seed))
+        if loaded is None and cell.status == "done":  # without rounds, there is nothing to continue from
+            return self._initial(cell)
         if loaded is None:
             raise StoreError(f"{cell.algorithm} (seed {cell.seed}) has no checkpoint in {self.folder}.")
         return loaded
+
+    def _initial(self, cell: CellResult) -> Checkpoint:
+        """Return what a cell without rounds evaluated: the model as it was given."""
+        from fedloom import tree
+        from fedloom.experiment.checkpoint import FROZEN, Checkpoint
+        from fedloom.federation.engine import Snapshot
+
+        algorithm, task = self._algorithm_and_task(cell)
+        state = algorithm.init(task, task.initial())
+        own = dict.fromkeys(self._client_names, algorithm.init_own(task, task.initial()))
+        model = algorithm.server_model(task, state)
+        if model is not None and tree.sha256(task.whole(model)) != cell.weights_sha256:
+            raise StoreError(
+                f"{cell.algorithm} (seed {cell.seed}) trained no round, so {self.folder} holds no weights, and the "
+                "model that it evaluated is no longer the one that its experiment names. Run it again."
+            )
+        return Checkpoint(Snapshot(0, state, own), {FROZEN: task.frozen_sha256} if task.frozen else {}, [])
 
     def _algorithm_and_task(self, cell: CellResult) -> tuple[Algorithm, Task]:
         from fedloom.data.preprocessing import Preprocessing
