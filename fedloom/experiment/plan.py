@@ -40,6 +40,7 @@ from fedloom.task import Task
 from fedloom.training.probe import Probe, probe
 from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
+from fedloom.unread_fields import without_effect
 
 UNLIMITED = (-math.inf, math.inf)
 MOST_DRAWS = 10_000_000  # clients × rounds: the cohorts of more rounds are not drawn beforehand
@@ -191,11 +192,34 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
     found = []
     for label, algorithm in plan.algorithms.items():
         found += [f"{label}: {said}" for said in user_code.misspelt(type(algorithm))]
+        found += [f"{label}: {said}" for said in _without_effect(algorithm)]
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
     weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()))
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist())
-    return [*found, *weak, *unequal, *_few_rounds(plan)]
+    return [*found, *weak, *unequal, *_without_short_batches(plan, federation), *_few_rounds(plan)]
+
+
+def _without_effect(algorithm: Algorithm) -> Iterator[str]:
+    """Settings that were given, and that nothing reads."""
+    for name, said in without_effect(type(algorithm)).items():
+        if getattr(algorithm, name) != type(algorithm).model_fields[name].get_default(call_default_factory=True):
+            yield said
+
+
+def _without_short_batches(plan: Plan, federation: Federation) -> Iterator[str]:
+    """`drop_last` at clients that have no batch to drop: all of their examples are less than one."""
+    largest = int(federation.sizes("train").max())
+    labels: dict[int, list[str]] = {}  # by batch size
+    for label, algorithm in plan.algorithms.items():
+        smallest = min((size for size in algorithm.train.batch_sizes if isinstance(size, int)), default=0)
+        if algorithm.train.drop_last and not algorithm.pooled and smallest > largest:
+            labels.setdefault(smallest, []).append(label)
+    for size, found in labels.items():
+        yield (
+            f"{', '.join(found)}: drop_last = true drops nothing: the largest client has {largest:,} training "
+            f"examples, fewer than batch_size = {size:,}, and a client's only batch is always used."
+        )
 
 
 def _few_rounds(plan: Plan) -> Iterator[str]:

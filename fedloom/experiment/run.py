@@ -120,9 +120,22 @@ def run(
     )
     described = description or _describe(plan)
     plan = replace(plan, description=lambda: described)
-    return run_plan(
+    progress = progress or Silent()
+    result = run_plan(
         plan, out, fresh=fresh, progress=progress, verbose=verbose, should_stop=should_stop, connect=connect
     )
+    if result.finished:
+        _caution_about_numbers(result.folder, progress)
+    return result
+
+
+def _caution_about_numbers(folder: Path, progress: Progress) -> None:
+    """Say what the terminal says below its table of results."""
+    from fedloom.results.report_warnings import about_numbers
+    from fedloom.results.run_data import RunData
+
+    for caution in about_numbers(RunData.read(folder)):
+        progress.caution(caution)
 
 
 def run_plan(

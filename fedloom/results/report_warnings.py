@@ -48,7 +48,8 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
 
 def about_numbers(run: RunData) -> list[str]:
     """The cautions without which final numbers mislead: the terminal shows them below its table."""
-    return [caution for check in (_left_out, _diverged, in_words, _incomparable) for caution in check(run)]
+    checks = (_left_out, _diverged, in_words, _same_weights, _incomparable)
+    return [caution for check in checks for caution in check(run)]
 
 
 def _unfinished(run: RunData) -> Iterator[str]:

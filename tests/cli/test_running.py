@@ -119,6 +119,15 @@ def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Pat
     assert len(list((folder / "runs").iterdir())) == 2
 
 
+def test_the_terminal_says_if_algorithms_computed_the_same_or_a_metric_is_undefined(folder: Path) -> None:
+    (folder / "mine.py").write_text("def nothing(outputs, labels):\n    return float('nan')\n")
+    tables = ("rounds=1", "algorithm={fedavg={}, again={name='fedavg'}}", "task.metrics=['mine.py:nothing','accuracy']")
+    changes = [part for table in tables for part in ("--set", table)]
+    said = fedloom("run", "small.toml", "--no-report", "-q", *changes, folder=folder).stderr
+    assert "Caution: fedavg and again ended with the same weights in every seed: they computed the same." in said
+    assert "Caution: nothing is undefined at every client" in said
+
+
 def test_a_diverging_run_fails_with_exit_code_1(folder: Path) -> None:
     done = fedloom("run", "small.toml", "-q", "--set", "train.lr=1e30", folder=folder, code=1)
     assert re.search(r"error: fedavg \(seed 1\): Round \d+, client '\d+'.*the loss is (nan|inf)", done.stderr)

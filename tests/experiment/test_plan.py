@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.algorithms import FedAvg
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
@@ -242,6 +243,28 @@ def test_a_headline_over_more_rounds_than_there_are_is_named() -> None:
     assert cautions(replace(made, evaluate=EvaluateTable(headline="last:3")), task, data) == []
     none = cautions(replace(made, rounds=0), task, data)
     assert none == ["rounds = 0: nothing is trained, and the model is only evaluated as it is given."]
+
+
+class Ignores(FedAvg):
+    """Has a setting that nothing reads."""
+
+    mu: float = 0.1
+
+
+def test_a_setting_that_was_given_and_has_no_effect_is_named() -> None:
+    algorithms = {"usual": Ignores(lr=0.1), "mine": Ignores(lr=0.1, mu=0.5)}
+    said = cautions(replace(plan(), algorithms=algorithms), Task(Dense), federation((6, 6)))
+    assert said == ["mine: The setting mu of Ignores has no effect: no method that runs reads self.mu."]
+
+
+def test_batches_of_which_no_client_has_one_are_named_if_short_ones_are_to_be_dropped() -> None:
+    data = federation((20, 30))
+    largest = int(data.sizes("train").max())
+    sizes = {"one": largest + 1, "two": largest + 1, "fits": largest, "all": "full"}
+    algorithms = {label: FedAvg(batch_size=size, drop_last=True) for label, size in sizes.items()}
+    algorithms["keeps"] = FedAvg(batch_size=largest + 1)
+    (said,) = cautions(replace(plan(), algorithms=algorithms), Task(Dense), data)
+    assert said.startswith(f"one, two: drop_last = true drops nothing: the largest client has {largest} training")
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("regression", "mae"), ("classification", "accuracy")])

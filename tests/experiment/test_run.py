@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.run import run_plan
 from fedloom.results.result import Result
+from tests.conftest import Dense
+from tests.conftest import federation as small
 from tests.experiment.small_run import ALGORITHMS, Net, StopAfter, run
 
 
@@ -242,6 +245,35 @@ def test_a_given_model_is_evaluated_without_training(federation: fl.Federation, 
         assert (alone.status, alone.runs[0].rounds) == ("done", 0)
         assert alone.weights_sha256 == trained.weights_sha256
         assert alone.runs[0].final["test_accuracy"] == trained.runs[0].final["test_accuracy"]
+        weights = alone.weights("fedavg")["model"]  # which no checkpoint holds
+        assert all(leaf.equal(weights[name]) for name, leaf in trained.weights("fedavg")["model"].items())
+    save_file({name: leaf + 1 for name, leaf in weights.items()}, tmp_path / "model.safetensors")
+    changed = replace(alone, plan=replace(alone.plan, task=lambda seed: fl.Task(Net, init=given.init)))
+    with pytest.raises(StoreError, match=r"trained no round, so .* holds no weights, and the model that it evaluated"):
+        changed.weights("fedavg")
+
+
+def test_without_rounds_every_client_has_its_initial_model(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    result = run(federation, task, tmp_path, rounds=0, algorithms={"local": fl.LocalOnly()})
+    models = result.weights("local")
+    assert len(models) == federation.clients
+    assert all(leaf.equal(model[name]) for model in models.values() for name, leaf in task.initial().items())
+
+
+def test_a_python_program_is_told_what_the_terminal_says_below_its_table(tmp_path: Path) -> None:
+    def nothing(outputs: object, labels: object) -> float:
+        return float("nan")
+
+    said: list[str] = []
+    progress = Silent()
+    progress.note = said.append  # type: ignore[method-assign]
+    algorithms = {"one": fl.FedAvg(lr=0.1), "two": fl.FedAvg(lr=0.1)}
+    task = fl.Task(Dense, metrics=[nothing, "accuracy"])
+    fl.run(small((20, 30)), task, algorithms, 1, out=tmp_path, backend="serial", progress=progress)
+    assert "Caution: nothing is undefined at every client: it says nothing here, and other metrics lead." in said
+    assert sum("one and two ended with the same weights" in text for text in said) == 1
 
 
 def test_a_finished_run_is_not_shown_for_data_that_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
