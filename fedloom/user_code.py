@@ -67,8 +67,10 @@ def code(name: str, base: Path, *kinds: type) -> Any:
             if known[0] != "_" and not isinstance(value, ModuleType)
         }
         defined = [known for known, value in public.items() if getattr(value, "__module__", None) == module.__name__]
-        listed = f" It defines {', '.join(defined[:8])}." if file is not None and defined else ""
-        raise InputError(f"'{name}': {where} has no '{what}'.{listed}{nearest(what, defined or public)}")
+        listed, known = "", [*public]
+        if file is not None and defined:  # what it imports is no answer
+            listed, known = f" It defines {', '.join(defined[:8])}.", defined
+        raise InputError(f"'{name}': {where} has no '{what}'.{listed}{nearest(what, known)}")
     found = getattr(module, what)
     if file is None and not _gives(found, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)

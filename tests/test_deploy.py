@@ -162,6 +162,7 @@ def test_the_experiment_and_the_site_in_the_manifests_are_valid(tmp_path: Path) 
     assert load_site(tmp_path / "site.toml").name == "north"
 
 
+@pytest.mark.slow
 def test_the_containers_commands_run_a_federation(tmp_path: Path) -> None:
     """The commands of the image and of compose.yaml, with a folder and a port of this test instead of a container's."""
     port = free_port()

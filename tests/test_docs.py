@@ -27,11 +27,12 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
 # pages whose Python can be run from top to bottom, and how much of it: one page also shows other frameworks' programs
 RUNNABLE = {"README.md": None, "how-to/python.md": None, "how-to/from-other-frameworks.md": 1}
-SLOW_PYTHON = {"python.md", "from-other-frameworks.md"}
+SLOW_PYTHON = {"README.md", "python.md", "from-other-frameworks.md"}
 # pages whose commands need a dataset that is fetched from elsewhere
 FETCHED = dict.fromkeys(("four-hospitals.md", "private-hospitals.md"), "heart_disease")
 SLOW = {  # pages whose commands take many seconds
     *(
+        "metrics.md",
         "predict.md",
         "survival.md",
         "seven-ways.md",

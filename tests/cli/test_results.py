@@ -47,6 +47,7 @@ def test_run_show_list_and_export(folder: Path) -> None:
     build("digits_mlp").load_state_dict(loaded)
 
 
+@pytest.mark.slow
 def test_the_model_of_one_client_can_be_exported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

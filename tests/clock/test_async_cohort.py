@@ -110,6 +110,7 @@ def test_equal_times_with_a_buffer_as_large_as_the_cohort_are_rounds_bit_for_bit
     assert tree.sha256(found.state["model"]) == tree.sha256(plain.state["model"])
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bits(vector: Callable[..., Vector]) -> None:
     data, task = federation((12, 30, 21, 45) * 3), Task(Dense)
     fleet = Fleet.of(System(step=1.0, speed={"name": "lognormal", "sigma": 1.0}, vanish=0.1), data)

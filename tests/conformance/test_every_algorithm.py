@@ -49,5 +49,6 @@ def test_it_keeps_its_promises_with_other_settings(name: str, settings: dict[str
     check_algorithm(ALGORITHMS[name], settings=settings)
 
 
+@pytest.mark.slow
 def test_it_keeps_its_promises_on_two_processes() -> None:
     check_algorithm(ALGORITHMS["scaffold" if "scaffold" in ALGORITHMS else "fedavg"], workers=2)

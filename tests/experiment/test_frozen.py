@@ -69,6 +69,7 @@ def as_before(folder: Path, label: str, frozen: tree.Tree) -> None:
     checkpoint.frozen_file(folder, tree.sha256(frozen)).unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_workers_get_the_frozen_part_with_the_task(federation: fl.Federation, tmp_path: Path) -> None:
     drawn = iter(range(1000))
 

@@ -209,6 +209,7 @@ class Heard(Silent):
         self.said.append(("end", cell))
 
 
+@pytest.mark.slow
 def test_cells_side_by_side_have_the_same_bits_and_go_on_as_a_whole(tmp_path: Path) -> None:
     def data(seed: int) -> fl.Federation:
         return made.setdefault(seed, federation([12, 9, 15], seed=seed))

@@ -297,6 +297,7 @@ def test_a_site_that_refuses_and_one_that_fails_are_shown_on_both_sides(
     assert "site-0.toml" not in world.log()
 
 
+@pytest.mark.slow
 def test_when_all_agents_are_gone_the_coordinator_says_so_and_ends(federation: Callable[..., Federation]) -> None:
     values = {**EXPERIMENT, "rounds": 1000, "evaluate": {"splits": []}, "cohort": {"deadline": "3s"}}
     world = federation(values)

@@ -104,7 +104,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(b'{"user": "a"}\n' * 99)[:40])
     with pytest.raises(InputError, match="cannot be read"):
         load("texts", tmp_path / "a.jsonl.xz")
-    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe")
+    (tmp_path / "a.jsonl").write_bytes(b"\xff\x41")
     with pytest.raises(InputError, match="cannot be read"):
         load("texts", tmp_path / "a.jsonl")
     (tmp_path / "empty").mkdir()

@@ -155,6 +155,7 @@ EXPERIMENT: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "privacy",
     [{"example_dp": {"epsilon": 8.0}}, {"dp": {"epsilon": 8.0, "clip": 1.0, "noise": "local"}}],

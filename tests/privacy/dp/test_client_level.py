@@ -309,6 +309,7 @@ def test_two_fresh_runs_differ_and_a_stopped_one_goes_on_to_the_same_bits_and_ep
     assert 19 < spent(tmp_path / "whole")[-1] <= 20
 
 
+@pytest.mark.slow
 def test_worker_processes_give_the_bits_of_one_process(tmp_path: Path) -> None:
     found = []
     for name, more in {"serial": {"backend": "serial"}, "vector": {"backend": "vector", "workers": 2}}.items():
