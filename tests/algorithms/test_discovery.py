@@ -27,7 +27,6 @@ class RandomWalk(Algorithm):
 '''
 
 
-@pytest.mark.slow
 def test_a_file_dropped_into_the_folder_is_an_algorithm_everywhere(tmp_path: Path) -> None:
     package = tmp_path / "fedloom"
     shutil.copytree(Path(fedloom.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
