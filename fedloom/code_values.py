@@ -175,9 +175,12 @@ def _of_class(thing: type, inside: Any) -> Iterator[bytes]:
             plain = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))
             if isinstance(plain, types.FunctionType):
                 yield from inside(plain)
-            elif not name.startswith("_") and isinstance(value, (*PLAIN, list, tuple, dict, Tensor, np.ndarray)):
+            elif not name.startswith("__") and isinstance(value, (*PLAIN, list, tuple, dict, Tensor, np.ndarray)):
                 yield name.encode()  # it may have been set after the class was made
                 yield from inside(value)
+        for name, private in sorted(vars(kind).get("__private_attributes__", {}).items()):  # constants of an algorithm
+            yield name.encode()
+            yield from inside(private.default)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -241,6 +241,23 @@ def test_a_run_with_another_value_is_another_run(tmp_path: Path, monkeypatch: py
     loss_at(1.0, name="one")
     with pytest.raises(InputError, match=r"holds another experiment(.|\n)*values.args"):
         loss_at(5.0, name="one")
+
+
+def with_constant(strength: float, kind: str) -> fl.Algorithm:
+    class Mine(fl.FedAvg):
+        _private = strength if kind == "private" else 0
+        _of_class: ClassVar[float] = strength if kind == "of class" else 0
+
+    if kind == "set later":
+        Mine._of_class = strength
+    return Mine()
+
+
+@pytest.mark.parametrize("kind", ["private", "of class", "set later"])
+def test_constants_of_an_algorithm_count(kind: str) -> None:
+    one, other = (values_fingerprint(with_constant(strength, kind)) for strength in (0.1, 5.0))
+    assert one != other
+    assert one == values_fingerprint(with_constant(0.1, kind))
 
 
 def test_code_that_calls_each_other_in_many_ways_takes_no_longer_than_its_size(tmp_path: Path) -> None:

@@ -247,15 +247,30 @@ def about_seeds(run: RunData) -> Iterator[str]:
             if spread(list(values.values())).std == 0:
                 alike.setdefault(label, []).append(metric)
     yield from (say("caution", "no_spread", label=label, metrics=", ".join(some)) for label, some in alike.items())
-    fixed = ["one partition and one split"] if run.has_one_split else []
-    if (run.description.get("task") or {}).get("seed", "run") != "run":
-        fixed.append("one set of initial weights")
-    if fixed:
-        data = run.description.get("data")
-        own = data.get("split_column") if isinstance(data, Mapping) else None  # a Python program may have made the data
-        advice = say("caution", "fixed_by_column" if own else "fixed_by_seed", column=own)
-        varied = "the order of batches" if run.sampling is None else "which clients take part and the order of batches"
-        yield say("caution", "fixed", fixed=" and ".join(fixed), varied=varied, advice=advice)
+    yield from _fixed(run)
+
+
+def _fixed(run: RunData) -> Iterator[str]:
+    """What all seeds share, so that intervals are not about it."""
+    seed = (run.description.get("task") or {}).get("seed")  # of a Python program it is not known
+    one_split, one_start = run.has_one_split, seed not in (None, "run")
+    parts = {"one partition and one split": one_split, "one set of initial weights": one_start}
+    varied = {
+        "other splits": not one_split,
+        "other initial weights": seed == "run",
+        "which clients take part": run.sampling is not None,
+        "the order of batches": True,
+    }
+    fixed, about = ([name for name, holds in some.items() if holds] for some in (parts, varied))
+    if not fixed:
+        return
+    data = run.description.get("data")
+    own = data.get("split_column") if isinstance(data, Mapping) else None  # a Python program may have made the data
+    tables = " and ".join(name for name, holds in (("[data]", one_split), ("[task]", one_start)) if holds)
+    advice = say("caution", "fixed_by_column" if own and one_split else "fixed_by_seed", column=own, tables=tables)
+    nothing = ", and say nothing about other data" if one_split else ""
+    varying = " and ".join(filter(None, [", ".join(about[:-1]), about[-1]]))
+    yield say("caution", "fixed", fixed=" and ".join(fixed), varied=varying, nothing=nothing, advice=advice)
 
 
 def _few_seeds(main: Comparison) -> Iterator[str]:

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fedloom import keys
@@ -163,8 +163,31 @@ def probe(federation: Federation, task: Task) -> Probe:
             raise InputError(f"The model fails in evaluation mode, where gradients are off: {said(error)}") from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
-    caution = " ".join(filter(None, [_about_softmax(task, output), _about_spare_outputs(federation, task, output)]))
+    doubts = [
+        _about_hidden_layers(task.module),
+        _about_softmax(task, output),
+        _about_spare_outputs(federation, task, output),
+    ]
+    caution = " ".join(filter(None, doubts))
     return Probe(task, federation, layers, draws, size(task.whole(initial)), caution)
+
+
+def _about_hidden_layers(module: nn.Module) -> str:
+    """Say so if layers are in a list or a dict of Python, where torch does not find them."""
+    known = {id(leaf) for leaf in module.parameters()}
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name.startswith("_") or not isinstance(value, (list, tuple, dict)):
+                continue
+            held = value.values() if isinstance(value, dict) else value
+            layers = [one for one in held if isinstance(one, nn.Module)]
+            if any(id(leaf) not in known for layer in layers for leaf in layer.parameters()):
+                kind = "ModuleDict" if isinstance(value, dict) else "ModuleList"
+                return (
+                    f"{type(part).__name__}.{name} holds layers in a {type(value).__name__}, where torch does not find "
+                    f"them: they are never trained, sent or saved. Use nn.{kind}."
+                )
+    return ""
 
 
 def _about_softmax(task: Task, output: Any) -> str:

@@ -33,9 +33,21 @@ def test_the_small_comparison_has_few_seeds_one_partition_and_small_test_splits(
     found = cautions(run)
     assert any(text.startswith("2 seeds: intervals rest on few numbers") for text in found)
     assert any(text.startswith("All seeds share one partition and one split: ") for text in found)
-    assert any("intervals are about which clients take part and the order of batches" in text for text in found)
     assert any(
-        "intervals are about the order of batches, and" in text for text in cautions(with_description(run, cohort={}))
+        "which clients take part and the order of batches, and say nothing about other data" in text for text in found
+    )
+    fixed = {"task": {**run.description["task"], "seed": 1}}
+    (said,) = [text for text in cautions(with_description(run, cohort={}, **fixed)) if text.startswith("All seeds")]
+    assert said == (
+        "All seeds share one partition and one split and one set of initial weights: intervals are about the order of "
+        'batches, and say nothing about other data. Set seed = "run" in [data] and [task] to vary this too.'
+    )
+    other_data = {f"data of seed {seed}": f"data {seed}" for seed in run.seeds}
+    varied = with_description(replace(run, facts={**run.facts, **other_data}), cohort={}, **fixed)
+    (said,) = [text for text in cautions(varied) if text.startswith("All seeds")]
+    assert said == (
+        "All seeds share one set of initial weights: intervals are about other splits and the order of batches. "
+        'Set seed = "run" in [task] to vary this too.'
     )
     by_column = cautions(with_description(run, data={"split_column": "part"}))
     assert any("The column 'part' fixes the split." in text for text in by_column)
