@@ -161,6 +161,8 @@ def said(error: BaseException) -> str:
     kind = "" if isinstance(error, FedloomError) else f"{type(error).__name__}: "  # fedloom's own say it all
     late = isinstance(error, ModuleNotFoundError) and _lies_beside(error)
     hint = ". Import a file that lies beside yours at the top, not inside of a function" if late else ""
+    if isinstance(error, TypeError) and "unsupported operand" in str(error) and "'dict'" in str(error):
+        hint = ". Weights are trees, which are dicts of tensors: use add, sub and scale of fedloom.algorithm"
     return f"{kind}{error}{hint}{place_of(error)}"
 
 

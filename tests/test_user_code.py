@@ -216,6 +216,13 @@ def test_what_cannot_be_computed_for_many_clients_is_said_without_torchs_words(a
     assert "test_user_code.py, line " in said
 
 
+def test_arithmetic_with_trees_is_hinted_at() -> None:
+    tree: Any = {"w": 1}
+    with pytest.raises(TypeError, match="unsupported operand") as caught:
+        tree - tree
+    assert "Weights are trees, which are dicts of tensors: use add, sub" in user_code.said(caught.value)
+
+
 def test_an_error_in_a_library_has_no_place_in_your_code() -> None:
     with pytest.raises(OSError, match="No such file") as caught:
         Path("/nowhere").read_text()

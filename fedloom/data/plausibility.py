@@ -54,6 +54,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
     yield from federation.cautions
     columns = federation.preprocessing.columns
     yield from spelt_differently(columns)
+    yield from _gaps_as_categories(columns)
     yield from labels_spelt_differently(federation.preprocessing.label, federation.classes)
     numeric = [not column.categories for column in columns for _ in column.features]
     if not any(numeric) or federation.x.dim() != 2 or len(federation.x) < FEWEST or len(numeric) > WIDEST:
@@ -84,6 +85,17 @@ def spelt_differently(columns: Iterable[Column]) -> Iterator[str]:
             yield (
                 f"{column.name} has categories that may mean the same and {apart}: {shown}. If so, spell "
                 "them alike in all files."
+            )
+
+
+def _gaps_as_categories(columns: Iterable[Column]) -> Iterator[str]:
+    """Yield a sentence for each column with a category that probably means a missing value."""
+    for column in columns:
+        if absent := [name for name in column.categories if name.strip().casefold() in NO_LABEL]:
+            marks = ", ".join(f'"{name}" = nan' for name in absent)
+            yield (
+                f"{column.name} has the category {', '.join(absent)}, which models learn from. If it means that the "
+                f"value is missing, set missing = {{ {marks} }} in [data]."
             )
 
 

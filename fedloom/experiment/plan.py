@@ -42,6 +42,7 @@ from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
 from fedloom.unread_fields import without_effect
 
+OF_SECOND_CLASS = ("f1", "precision", "recall", "sensitivity", "specificity", "auprc")
 UNLIMITED = (-math.inf, math.inf)
 MOST_DRAWS = 10_000_000  # clients × rounds: the cohorts of more rounds are not drawn beforehand
 
@@ -197,7 +198,21 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
             found.append(f"{label}: {said}.")
     weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()))
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist())
-    return [*found, *weak, *unequal, *_without_short_batches(plan, federation), *_few_rounds(plan)]
+    short, positive = _without_short_batches(plan, federation), _about_frequent_class(task, federation)
+    return [*found, *weak, *unequal, *short, *positive, *_few_rounds(plan)]
+
+
+def _about_frequent_class(task: Task, federation: Federation) -> Iterator[str]:
+    """Metrics of the second of two classes, where people mostly mean the rare one."""
+    names = [metric.name for metric in task.measures if metric.name in OF_SECOND_CLASS]
+    if names and len(federation.classes) == 2 and not federation.y.is_floating_point():
+        share = float((federation.y == 1).double().mean())
+        if share > 0.5:
+            first, second = federation.classes
+            yield (
+                f"{', '.join(names)}: the class that counts is the second by name, {second}, which {100 * share:.0f} % of "
+                f"examples have. {names[0]}_of_0 is about {first}."
+            )
 
 
 def _without_effect(algorithm: Algorithm) -> Iterator[str]:

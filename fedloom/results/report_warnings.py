@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
+from statistics import median
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from fedloom.results import headline
 from fedloom.results.badly_served import in_words
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Floats
 from fedloom.results.sentences import say
 from fedloom.results.statistics import spread
 from fedloom.results.table import show, two_digits
@@ -130,13 +132,26 @@ def _diverged(run: RunData) -> Iterator[str]:
     of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
     guess = math.log(max(classes, 2)) if of_classes else math.inf
     for label in run.labels:
-        curves = [values for _, values in headline.curves(run, label, "loss").values()]
-        ratios = [float(values[-1] / values.min()) for values in curves if len(values) > 2 and values.min() > 0]
-        worst = max((float(values[-1]) for values in curves), default=0.0)
+        curves = {seed: values for seed, (_, values) in headline.curves(run, label, "loss").items()}
+        ratios = [_rise(run, label, seed, values) for seed, values in curves.items()]
+        worst = max((float(values[-1]) for values in curves.values()), default=0.0)
         if worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
             yield say("caution", "diverged_far", label=label, loss=worst, guess=guess)
         elif ratios and max(ratios) > 2:
             yield say("caution", "diverged", label=label, ratio=max(ratios))
+
+
+def _rise(run: RunData, label: str, seed: int, curve: Floats) -> float:
+    """How many times as high as its lowest value a loss ended; 0 if too few rounds are known.
+
+    Means over other clients in every round say nothing about that: each client is compared with itself.
+    """
+    curves = [curve]
+    if not run.has_server_test and run.leaves_out_clients("post_fit"):
+        known = run.client_values(label, seed, "post_fit", "loss")
+        curves = [known.values[known.clients == client] for client in known.last_round().clients]
+    rises = [float(one[-1] / one.min()) for one in curves if len(one) > 2 and one.min() > 0]
+    return median(rises) if rises else 0.0
 
 
 def _same_weights(run: RunData) -> Iterator[str]:

@@ -216,6 +216,12 @@ def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
         "ward has categories that may mean the same and are separate features: ICU, icu; day care, day-care",
         "smoker has categories that may mean the same and are separate features: True, yes",
     ]
+    (tmp_path / "data.csv").write_text("ward,y\n" + "icu,0\nNA,1\n" * 12)
+    source = Csv(path=tmp_path / "data.csv", label="y", categorical=("ward",))
+    assert any(
+        one.startswith("ward has the category NA,") and 'set missing = { "NA" = nan }' in one
+        for one in suspicions(federate(source.load(tmp_path), clients=2))
+    )
     (ward,) = spelt_differently([Column(name="ward", categories=("ICU", "icu"), embedded=True)])
     assert "may mean the same and have separate embeddings: ICU, icu." in ward
 

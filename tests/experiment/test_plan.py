@@ -304,3 +304,15 @@ def test_a_model_must_fit_the_table_that_sites_agreed_on(tmp_path: Path, args: d
     plan = Plan.of(experiment_file.parse({**values, "algorithm": {"fedavg": {}}}, tmp_path), served=True)
     with pytest.raises(InputError, match=said) if said else nullcontext():
         check_agreed(plan)
+
+
+def test_a_metric_of_the_second_class_is_cautioned_about_if_it_is_the_frequent_one() -> None:
+    rare = replace(federation((20, 20)), y=(torch.arange(40) % 4 == 0).long(), classes=("died", "survived"))
+    frequent = replace(rare, y=1 - rare.y)
+    task = Task(Dense, metrics=["auroc", "f1", "recall"])
+    assert cautions(plan(), task, rare) == []
+    (said,) = cautions(plan(), task, frequent)
+    assert said == (
+        "f1, recall: the class that counts is the second by name, survived, which 75 % of examples have. f1_of_0 is "
+        "about died."
+    )

@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedloom as fl
 from fedloom.experiment.store import Store
+from fedloom.results import report_warnings
 from fedloom.results.comparisons import comparisons
 from fedloom.results.report_warnings import about_numbers, cautions
 from fedloom.results.run_data import RunData
+from fedloom.results.run_values import ClientValues
 from tests.conftest import Logit, federation, two_classes
 from tests.results.helpers import named
 
@@ -105,6 +108,18 @@ def test_a_loss_that_rises_far_above_its_lowest_value_is_named(comparison: Path,
     said = "fedavg may diverge or overfit: its test loss ended 3.0 times as high"
     assert any(text.startswith(said) for text in found)
     assert any(text.startswith(said) for text in about_numbers(RunData.read(folder)))  # the terminal shows these
+
+
+def test_with_drawn_clients_each_is_compared_with_itself(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds, clients = np.repeat(np.arange(1, 7), 2), np.array([0, 1, 2, 3] * 3)  # 0 and 1, then 2 and 3, and again
+    losses = np.where(clients < 2, 0.2, 2.0)  # clients 2 and 3 have the higher one in every round
+    known = ClientValues(rounds, clients, losses)
+    monkeypatch.setattr(RunData, "has_server_test", property(lambda self: False))
+    monkeypatch.setattr(RunData, "leaves_out_clients", lambda self, phase: True)
+    monkeypatch.setattr(RunData, "client_values", lambda self, *given: known)
+    assert report_warnings._rise(run, "fedavg", 1, known.by_round().mean) == 1.0
+    known = ClientValues(rounds, clients, losses * np.where(rounds == 6, 3.0, 1.0))
+    assert report_warnings._rise(run, "fedavg", 1, known.by_round().mean) == pytest.approx(3.0)
 
 
 def test_a_loss_that_is_absurd_from_the_first_round_on_is_named(comparison: Path, tmp_path: Path) -> None:
