@@ -210,8 +210,8 @@ def _about_frequent_class(task: Task, federation: Federation) -> Iterator[str]:
         if share > 0.5:
             first, second = federation.classes
             yield (
-                f"{', '.join(names)}: the class that counts is the second by name, {second}, which {100 * share:.0f} % of "
-                f"examples have. {names[0]}_of_0 is about {first}."
+                f"{', '.join(names)}: the class that counts is the second by name, {second}, which {100 * share:.0f} % "
+                f"of examples have. {names[0]}_of_0 is about {first}."
             )
 
 
