@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TextIO
@@ -27,6 +27,7 @@ DATE = re.compile(
     re.IGNORECASE,
 )
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
+POINT_OF_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
 YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "ja", "nein", "oui", "non")  # f may be female
 Where = Callable[[int], str]  # the place of a cell, for messages
 
@@ -192,6 +193,22 @@ def numbers(
                 f"{where(at)} has {what}. {remedy or cell_advice(cell, column, may_be_clients and _repeats(cells))}"
             )
     return found
+
+
+def check_points(cells: Mapping[str, Sequence[str]], numeric: Iterable[str], where: Where) -> None:
+    """Refuse 1.576 where other columns have decimal commas: it may be more than a thousand, or less than two."""
+    texts = {name: [cell.strip() for cell in cells[name]] for name in numeric}
+    with_commas = {name for name, column in texts.items() if any(map(has_decimal_comma, column))}
+    for name, column in texts.items() if with_commas else ():
+        if name in with_commas:  # a point is a mistake there, which `numbers` names
+            continue
+        pointed = [at for at, cell in enumerate(column) if "." in cell]
+        if pointed and all(POINT_OF_THOUSANDS.fullmatch(column[at]) for at in pointed):
+            cell = column[pointed[0]]
+            raise InputError(
+                f"{where(pointed[0])} has {cell!r} in column '{name}', and other columns have decimal commas. "
+                f"{_point_advice(cell)}"
+            )
 
 
 def as_number(cell: str, comma_is_decimal: bool = False) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.data.csv_text import CsvText, composed, has_decimal_comma, not_csv
+from fedloom.data.csv_text import CsvText, check_points, composed, has_decimal_comma, not_csv
 from fedloom.data.plausibility import unusual
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
@@ -222,6 +222,7 @@ def predict_file(
             table, preprocessing = CsvText.open(text, str(path)), predictor.preprocessing
             preprocessing.check_columns(table.header)
             features = {column.name for column in preprocessing.columns}
+            numeric = [column.name for column in preprocessing.columns if not column.categories]
             kept = [name for name in table.header if name not in features]
             header: list[str] = []
             answers: Answers = {}
@@ -230,6 +231,8 @@ def predict_file(
             misshapen: dict[int, InputError] = {}
             read = 0
             for lines, cells in table.blocks(misshapen):
+                if table.comma_is_decimal:
+                    check_points(cells, numeric, _where(lines, str(path)))
                 x, errors = _encoded(preprocessing, table, cells, lines, misshapen)
                 if errors and not skip_bad_rows:
                     raise InputError(f"{errors[min(errors)]} {SKIP}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import Tensor
 
-from fedloom.data.csv_text import CsvText, as_number, composed, finite_number, not_csv, numbers
+from fedloom.data.csv_text import CsvText, as_number, check_points, composed, finite_number, not_csv, numbers
 from fedloom.data.federation import Dataset
 from fedloom.data.plausibility import identifies, rare_categories
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
@@ -184,6 +184,8 @@ class Csv(Source):
             def where(at: int, lines: list[int] = lines) -> str:
                 return f"Line {lines[at]} of {table.shown}"
 
+            if table.comma_is_decimal:
+                check_points(cells, numeric, where)
             each, wrong = [], {}
             for name in numeric:
                 try:

@@ -6,6 +6,7 @@ import lzma
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -410,3 +411,14 @@ def test_a_file_that_begins_with_the_mark_of_its_encoding_is_read(tmp_path: Path
     for given in (None, "latin-1", f"{encoding}-le"):
         loaded = load("csv", path=tmp_path / f"data.csv{ending}", label="y", encoding=given)
         assert (loaded.features, loaded.x.tolist()) == (("größe",), [[1.0], [2.0]])
+
+
+@pytest.mark.parametrize(("platelets", "refused"), [(("1.576", "935"), True), (("0.576", "1.25"), False)])
+def test_a_point_beside_decimal_commas_may_be_one_of_thousands(
+    tmp_path: Path, platelets: tuple[str, str], refused: bool
+) -> None:
+    rows = "".join(f"26,{row % 10};{platelets[row % 2]};{row % 2}\n" for row in range(8))
+    table(tmp_path, f"crp;platelets;y\n{rows}")
+    said = r"Line 2 of .* has '1\.576' in column 'platelets', .* Write 1,576 if .* or 1576 if it is between thousands"
+    with pytest.raises(InputError, match=said) if refused else nullcontext():
+        load("csv", tmp_path, path="data.csv", label="y")
