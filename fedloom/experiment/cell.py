@@ -19,7 +19,7 @@ from fedloom.errors import FRESH, FedloomError, InputError, QuorumError, StoreEr
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_start, check_target
-from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, TOOK_PART, Progress
+from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, ON_ALL_TESTS, TOOK_PART, Progress
 from fedloom.experiment.run_folder import check_same_data, has_own_models
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
@@ -191,9 +191,9 @@ class Cell:
                     names = ", ".join(f"'{federation.name(client)}'" for client in clients)
                     end = "" if record.complete else ", too many: the round does not count"
                     self.progress.note(f"{self.title}, round {record.round}: left out updates {why}, of {names}{end}.")
-            values = headline.in_short(headline.of_round(record, task), task) | (
-                {AFTER_TRAINING: 1} if headline.is_after_training(record) else {}
-            )
+            values = headline.in_short(headline.of_round(record, task), task)
+            if headline.is_after_training(record):
+                values |= {(ON_ALL_TESTS if self.algorithm.pooled else AFTER_TRAINING): 1}
             values |= {"abandoned": abandoned} if abandoned else {}
             counted = headline.clients_of_round(record)
             everyone = counted | {client for client, why in record.absences.items() if why != "surplus"}

@@ -13,6 +13,7 @@ SECONDS_BETWEEN_LINES = 10.0
 # among the values of a round
 CLOCK = "clock"  # virtual seconds since the run began
 AFTER_TRAINING = "after local training"  # there if the numbers are about clients' models then
+ON_ALL_TESTS = "on all tests together"  # there instead for a model that all data trained in one place
 TOOK_PART, ASKED = "took part", "asked"  # how many clients, if not all that were asked took part
 
 
@@ -154,12 +155,14 @@ def describe(values: dict[str, float]) -> str:
     'loss 0.512 accuracy 98.8 %'
     >>> describe({"accuracy": 0.824, AFTER_TRAINING: 1, TOOK_PART: 1, ASKED: 3})
     'accuracy 82.4 % after local training over 1 of 3 clients'
+    >>> describe({"accuracy": 0.824, ON_ALL_TESTS: 1})
+    'accuracy 82.4 % on all tests together'
     """
     words = []
     for name, value in values.items():
         if name == CLOCK:
             words.append(f"clock {virtual_time(value)}")
-        elif name == AFTER_TRAINING:
+        elif name in (AFTER_TRAINING, ON_ALL_TESTS):
             words.append(name)
         elif name == TOOK_PART:
             words.append(f"over {value} of {values[ASKED]} clients")
