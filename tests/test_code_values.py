@@ -239,7 +239,7 @@ def test_a_run_with_another_value_is_another_run(tmp_path: Path, monkeypatch: py
     assert loss_at(1.0) != loss_at(5.0)
     assert loss_at(1.0) == loss_at(1.0)
     loss_at(1.0, name="one")
-    with pytest.raises(InputError, match=r"holds another experiment(.|\n)*values.args"):
+    with pytest.raises(InputError, match=r"holds another experiment(.|\n)*a value in the model's args has changed"):
         loss_at(5.0, name="one")
 
 

@@ -335,7 +335,8 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
     if _are_hashes(old) and _are_hashes(new):
         table, _, name = place.partition(".")  # a Python program has one list of "code", and "values" that it uses
         file = f"the file {name.rpartition(':')[0] or name}" if name else "your code"
-        shown = {"code": file, "values": f"a value that the code of {name} uses"}.get(table, place)
+        used = "the model's args" if name == "args" else f"the code of {name}"
+        shown = {"code": file, "values": f"a value in {used}"}.get(table, place)
         return [f"{shown} has changed"]
     return [f"{place}: {_short(old)} → {_short(new)}"]
 

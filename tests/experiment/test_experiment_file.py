@@ -241,7 +241,7 @@ def test_a_difference_of_hashes_is_said_in_words() -> None:
     assert experiment_file.differences(one, other) == [
         "your code has changed",
         "data has changed",
-        "a value that the code of loss uses has changed",
+        "a value in the code of loss has changed",
     ]
 
 

@@ -182,7 +182,7 @@ class Prototypes(FedAvg):
         return {"model": model, "sums": {"features": torch.zeros(self.classes, width), "counts": torch.zeros(3, 1)}}
 
     def round(self, state: Groups, cohort: fl.Cohort) -> Groups:
-        mean = cohort.reduce(self.client, state)
+        mean = cohort.reduce(self.client, state, rule=self.rule)
         return {"model": mean["model"], "sums": mean["sums"]}
 
     def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
