@@ -222,7 +222,6 @@ def predict_file(
             table, preprocessing = CsvText.open(text, str(path)), predictor.preprocessing
             preprocessing.check_columns(table.header)
             features = {column.name for column in preprocessing.columns}
-            numeric = [column.name for column in preprocessing.columns if not column.categories]
             kept = [name for name in table.header if name not in features]
             header: list[str] = []
             answers: Answers = {}
@@ -232,7 +231,7 @@ def predict_file(
             read = 0
             for lines, cells in table.blocks(misshapen):
                 if table.comma_is_decimal:
-                    check_points(cells, numeric, _where(lines, str(path)))
+                    check_points(cells, _numeric(preprocessing), _where(lines, table.shown))
                 x, errors = _encoded(preprocessing, table, cells, lines, misshapen)
                 if errors and not skip_bad_rows:
                     raise InputError(f"{errors[min(errors)]} {SKIP}")
@@ -286,12 +285,16 @@ def _encoded(
     return torch.cat(parts) if parts else torch.empty(0), errors
 
 
+def _numeric(preprocessing: Preprocessing) -> list[str]:
+    return [column.name for column in preprocessing.columns if not column.categories]
+
+
 def _decimal_commas(preprocessing: Preprocessing, table: CsvText, cells: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return a number with a decimal comma of each column that has one: beside it, a point is a mistake."""
     if not table.comma_is_decimal:
         return {}
-    numeric = [column.name for column in preprocessing.columns if not column.categories]
-    found = {name: next((cell for cell in cells[name] if has_decimal_comma(cell.strip())), None) for name in numeric}
+    known = _numeric(preprocessing)
+    found = {name: next((cell for cell in cells[name] if has_decimal_comma(cell.strip())), None) for name in known}
     return {name: cell for name, cell in found.items() if cell is not None}
 
 

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fedloom import keys
@@ -29,6 +29,7 @@ from fedloom.training import generators
 from fedloom.training.clients import Setup
 from fedloom.training.evaluation import NO_KEY
 from fedloom.training.masking import Masked
+from fedloom.training.model_cautions import model_cautions
 from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_examples
 from fedloom.tree import Tree, clone, same_bits, size
 from fedloom.user_code import is_code, said
@@ -163,59 +164,8 @@ def probe(federation: Federation, task: Task) -> Probe:
             raise InputError(f"The model fails in evaluation mode, where gradients are off: {said(error)}") from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
-    doubts = [
-        _about_hidden_layers(task.module),
-        _about_softmax(task, output),
-        _about_spare_outputs(federation, task, output),
-    ]
-    caution = " ".join(filter(None, doubts))
+    caution = " ".join(model_cautions(federation, task, output))
     return Probe(task, federation, layers, draws, size(task.whole(initial)), caution)
-
-
-def _about_hidden_layers(module: nn.Module) -> str:
-    """Say so if layers are in a list or a dict of Python, where torch does not find them."""
-    known = {id(leaf) for leaf in module.parameters()}
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if name.startswith("_") or not isinstance(value, (list, tuple, dict)):
-                continue
-            held = value.values() if isinstance(value, dict) else value
-            layers = [one for one in held if isinstance(one, nn.Module)]
-            if any(id(leaf) not in known for layer in layers for leaf in layer.parameters()):
-                kind = "ModuleDict" if isinstance(value, dict) else "ModuleList"
-                return (
-                    f"{type(part).__name__}.{name} holds layers in a {type(value).__name__}, where torch does not find "
-                    f"them: they are never trained, sent or saved. Use nn.{kind}."
-                )
-    return ""
-
-
-def _about_softmax(task: Task, output: Any) -> str:
-    """Say so if the model gives probabilities, where the loss takes scores and makes probabilities of them itself."""
-    if task.loss != "cross_entropy" or output.shape[-1] < 2:
-        return ""
-    sums = output.detach().double().sum(-1)
-    if bool((output < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
-        return ""
-    return (
-        "The model seems to end in a softmax: its outputs are between 0 and 1 and have the sum 1. "
-        "Cross-entropy applies a softmax itself, and after two the model learns slowly: leave yours out."
-    )
-
-
-def _about_spare_outputs(federation: Federation, task: Task, output: Any) -> str:
-    """Say so if the model has outputs for classes that no label has, which may be right: a class may be missing here.
-
-    A language model usually has some: for padding, or because the texts have fewer words than it has room for.
-    """
-    classes, x = len(federation.classes), federation.x
-    of_words = not x.is_floating_point() and x.dtype != torch.uint8
-    if task.loss != "cross_entropy" or classes < 2 or of_words or output.shape[-1] <= classes:
-        return ""
-    return (
-        f"The model gives {output.shape[-1]} outputs per example, but the labels have {classes} classes. The other "
-        "outputs take a share of the probability: leave them out, unless classes are missing here."
-    )
 
 
 def _check_frozen(task: Task, used: Tree) -> None:
