@@ -269,7 +269,7 @@ def _fixed(run: RunData) -> Iterator[str]:
     """What all seeds share, so that intervals are not about it."""
     seed = (run.description.get("task") or {}).get("seed")  # of a Python program it is not known
     one_split, one_start = run.has_one_split, seed not in (None, "run")
-    parts = {"one partition and one split": one_split, "one set of initial weights": one_start}
+    parts = {"one partition": one_split, "one split": one_split, "one set of initial weights": one_start}
     varied = {
         "other splits": not one_split,
         "other initial weights": seed == "run",
@@ -284,8 +284,8 @@ def _fixed(run: RunData) -> Iterator[str]:
     tables = " and ".join(name for name, holds in (("[data]", one_split), ("[task]", one_start)) if holds)
     advice = say("caution", "fixed_by_column" if own and one_split else "fixed_by_seed", column=own, tables=tables)
     nothing = ", and say nothing about other data" if one_split else ""
-    varying = " and ".join(filter(None, [", ".join(about[:-1]), about[-1]]))
-    yield say("caution", "fixed", fixed=" and ".join(fixed), varied=varying, nothing=nothing, advice=advice)
+    shared, varying = (" and ".join(filter(None, [", ".join(some[:-1]), some[-1]])) for some in (fixed, about))
+    yield say("caution", "fixed", fixed=shared, varied=varying, nothing=nothing, advice=advice)
 
 
 def _few_seeds(main: Comparison) -> Iterator[str]:

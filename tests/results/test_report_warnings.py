@@ -42,7 +42,7 @@ def test_the_small_comparison_has_few_seeds_one_partition_and_small_test_splits(
     fixed = {"task": {**run.description["task"], "seed": 1}}
     (said,) = [text for text in cautions(with_description(run, cohort={}, **fixed)) if text.startswith("All seeds")]
     assert said == (
-        "All seeds share one partition and one split and one set of initial weights: intervals are about the order of "
+        "All seeds share one partition, one split and one set of initial weights: intervals are about the order of "
         'batches, and say nothing about other data. Set seed = "run" in [data] and [task] to vary this too.'
     )
     other_data = {f"data of seed {seed}": f"data {seed}" for seed in run.seeds}
