@@ -85,6 +85,13 @@ class Group(_PlainFlags, TyperGroup):
             raise InputError(f"There is no command '{args[0]}'. Did you mean `fedloom {wanted}`?")
         return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Typer would end an interrupted one without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
 
 def command(app: typer.Typer, name: str | None = None) -> Callable[[Function], Function]:
     """Return a decorator that adds a command; its docstring is the help.

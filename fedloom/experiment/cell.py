@@ -25,8 +25,6 @@ from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
-from fedloom.privacy.dp.at_client import AtClients
-from fedloom.privacy.protection import Protection
 from fedloom.privacy.words import IN_A_WORD
 from fedloom.results import headline
 from fedloom.task import Task
@@ -152,7 +150,7 @@ class Cell:
         own: dict[int, Groups] = dict(begun.own) if begun else {}
         unsaved: dict[int, Groups] = {}
         saved = begun.round if begun else 0
-        protection = self._protection(federation, backend)
+        protection = self.plan.protection(federation.clients, self.checkpoints, backend.remote)
         if protection is not None:
             for line in protection.lines():
                 self.progress.note(f"{self.title}: {line}")
@@ -168,7 +166,7 @@ class Cell:
             resume=begun,
             until=self._target(task),
             protection=protection,
-            at_clients=self._at_clients(backend),
+            at_clients=None if backend.remote else self.plan.at_clients(self.checkpoints),  # agents keep theirs
             fleet=self._fleet(group.store, federation, task),
             compress=self.plan.compress,
         )
@@ -284,20 +282,6 @@ class Cell:
             return self.control.hold(should_stop)
         finally:
             store.set_fact(PAUSED, None)
-
-    def _protection(self, federation: Federation, backend: Backend) -> Protection | None:
-        """Return the server's half of [privacy], which keeps its secrets in the cell's folder."""
-        plan = self.plan
-        if not plan.privacy.on:
-            return None
-        count, folder = federation.clients, self.checkpoints
-        return Protection(plan.privacy, plan.cohort, count, plan.rounds, folder, remote=backend.remote)
-
-    def _at_clients(self, backend: Backend) -> AtClients | None:
-        """Return what clients do by themselves, and its ledgers. On a network, the agents keep theirs."""
-        privacy = self.plan.privacy
-        here = not backend.remote and (privacy.example_dp is not None or privacy.has_local_noise)
-        return AtClients(privacy, self.plan.rounds, self.checkpoints) if here else None
 
     def _fleet(self, store: Store, federation: Federation, task: Task) -> Fleet | None:
         """Return the clients as machines, if the plan has a virtual clock."""

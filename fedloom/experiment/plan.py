@@ -33,6 +33,9 @@ from fedloom.experiment import unequal_weights
 from fedloom.experiment.experiment_file import NO_DATA, DataTable, EvaluateTable, Experiment, RunTable
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
+from fedloom.privacy.dp import drowning
+from fedloom.privacy.dp.at_client import AtClients
+from fedloom.privacy.protection import Protection
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
@@ -85,6 +88,17 @@ class Plan:
                 aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort, label=label)
         for algorithm in self.algorithms.values():
             self.compress.check(algorithm, self.privacy)
+
+    def protection(self, clients: int, folder: Path | None = None, remote: bool = False) -> Protection | None:
+        """Return the server's half of [privacy]; without a folder, its secrets are in memory only."""
+        if not self.privacy.on:
+            return None
+        return Protection(self.privacy, self.cohort, clients, self.rounds, folder, remote=remote)
+
+    def at_clients(self, folder: Path | None = None) -> AtClients | None:
+        """Return what clients do by themselves in a simulation, and its ledgers."""
+        alone = self.privacy.example_dp is not None or self.privacy.has_local_noise
+        return AtClients(self.privacy, self.rounds, folder) if alone else None
 
     @staticmethod
     def of(experiment: Experiment, shape: tuple[int, ...] | None = None, *, served: bool = False) -> Plan:
@@ -199,7 +213,16 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
     weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()))
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist())
     short, positive = _without_short_batches(plan, federation), _about_frequent_class(task, federation)
-    return [*found, *weak, *unequal, *short, *positive, *_few_rounds(plan)]
+    return [*found, *weak, *_drowned(plan, task, federation), *unequal, *short, *positive, *_few_rounds(plan)]
+
+
+def _drowned(plan: Plan, task: Task, federation: Federation) -> Iterator[str]:
+    """Noise that is longer than all that clients can learn. Compression sends fewer numbers, which get less of it."""
+    if plan.compress.up is None:
+        model, sizes = task.initial(), federation.sizes("train").tolist()
+        parameters = sum(model[name].numel() for name in task.trainable)
+        training = next(iter(plan.algorithms.values())).train
+        yield from drowning.cautions(plan.privacy, plan.cohort, plan.rounds, parameters, sizes, training)
 
 
 def _about_frequent_class(task: Task, federation: Federation) -> Iterator[str]:

@@ -84,7 +84,7 @@ def check_settings(
     if protection is not None:
         protection.check(algorithm, initial if protection.table.has_distributed_noise else None)
     if at_clients is not None:
-        at_clients.check(algorithm)
+        at_clients.check(algorithm, task)
     if fleet is not None and protection is not None:
         check_privacy(fleet.system, sampling, protection.table, compress)
     compress.check(algorithm, protection.table if protection is not None else None)

@@ -26,9 +26,11 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
 from fedloom.federation.blame import initial_own, initial_state, server_half
+from fedloom.federation.checks import check_settings
 from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Report, Work
+from fedloom.privacy.dp.example_level import check_loss
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
@@ -91,11 +93,14 @@ def _sent_in_a_round(
     plan: Plan, label: str, federation: Federation, task: Task, facts: Probe, cohort: int
 ) -> MessageBytes | None:
     """Return what an algorithm sends in a round. Raise what its run would raise."""
-    if plan.algorithms[label].divides_by_lr:
-        plan.algorithms[label].train.refuse_zero_rates(type(plan.algorithms[label]).__name__, plan.rounds)
-    if plan.compress.up is not None:
-        plan.compress.up.check(task.form)
-    reports = rehearse(plan.algorithms[label], federation, task, facts, cohort, plan.compress)
+    algorithm, sampling, count = plan.algorithms[label], plan.cohort, federation.clients
+    protections = (plan.protection(count), plan.at_clients())
+    check_settings(
+        federation, algorithm, task, task.initial(), plan.rounds, sampling, *protections, None, plan.compress
+    )
+    if plan.privacy.example_dp is not None:
+        check_loss(facts.loss_is_mean)
+    reports = rehearse(algorithm, federation, task, facts, cohort, plan.compress)
     if reports and any(report.history for report in reports):  # of local training
         check_clients(plan, label, facts)
     return None if reports is None else MessageBytes.of(reports)

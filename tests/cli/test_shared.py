@@ -160,6 +160,17 @@ def test_a_stopped_run_says_how_to_continue_and_exits_with_130(
     assert json.loads(said.out)["status"] == "stopped"
 
 
+def test_a_command_that_is_interrupted_early_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedloom.cli.running.load", interrupt)
+    in_this_process("run", "digits.toml", monkeypatch=monkeypatch, code=130)
+    assert capsys.readouterr().err == "Interrupted. The same command continues.\n"
+
+
 def test_a_narrow_table_breaks_between_words_and_keeps_its_borders(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

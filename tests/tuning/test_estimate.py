@@ -67,6 +67,45 @@ def test_odd_clients_and_weights_that_differ_are_cautioned_before_a_run(tmp_path
     )
 
 
+BATCH_NORM = """
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+def worst(output, y):
+    return nn.functional.cross_entropy(output, y, reduction="none").max()
+"""
+
+
+@pytest.mark.parametrize(
+    ("privacy", "task", "message"),
+    [
+        ({"dp": {"epsilon": 2.0}}, {}, "needs more clients in a round than 10 × the noise multiplier"),
+        ({"secure_aggregation": {"min_clients": 12}}, {}, "needs at least min_clients = 12"),
+        (
+            {"dp": {"epsilon": 8.0, "clip": 1.0, "noise": "distributed", "colluders": 0.9}, "secure_aggregation": {}},
+            {},
+            "nobody may be left to add noise",
+        ),
+        ({"example_dp": {}}, {"model": "own.py:make"}, r"its layer 2 \(BatchNorm1d\) mixes .* torch.nn.GroupNorm"),
+        ({"example_dp": {}}, {"loss": "own.py:worst"}, "needs a loss that is the mean of its examples' losses"),
+    ],
+)
+def test_a_check_refuses_protections_that_a_run_would_refuse(
+    tmp_path: Path, privacy: dict[str, Any], task: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "own.py").write_text(BATCH_NORM, encoding="utf-8")
+    tables = {
+        "data": {"partition": {"name": "iid", "clients": 10}},
+        "task": task,
+        "privacy": privacy,
+        "algorithm": {"fedavg": {"weights": "uniform"}},
+    }
+    with pytest.raises(InputError, match=message):
+        estimate.estimate(experiment_file.parse(tables, base=tmp_path))
+
+
 def test_pooling_gives_all_examples_away() -> None:
     experiment = experiment_file.parse(
         {"data": {"partition": {"name": "iid", "clients": 2}}, "algorithm": {"fedavg": {}, "pooled": {}}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -123,6 +124,8 @@ class Csv(Source):
             )
         names = _clients(files)
         parts = [self._read(file, file.name, f"{self.path / file.name}") for file in files]
+        for name in self.drop:  # a column that only some files have can be left out
+            require(name, sorted({column for part in parts for column in part.header}), f"The folder {path}", "column")
         owner = np.repeat(names, [len(part) for part in parts])
         made = self._dataset(_joined(parts), owner)
         return replace(made, cautions=(*made.cautions, *_not_read(path, found)))
@@ -175,7 +178,8 @@ class Csv(Source):
     def _rows(self, table: CsvText, advice: str) -> _Rows:
         features, marks = self._features(table), self._marks()
         needed = [*self._labels, *self._about_rows]
-        found = _Rows(table.shown, features, {name: [] for name in (*needed, *self._categorical, *self._identifiers)})
+        texts_of = {name: list[str]() for name in (*needed, *self._categorical, *self._identifiers)}
+        found = _Rows(table.shown, features, texts_of, header=table.header)
         numeric = [name for name in features if name not in self._categorical]
         # a mark that is a number, such as 0 for an unknown weight, may well be a label
         unknown = {mark for mark, value in marks.items() if math.isnan(value) and finite_number(mark) is None}
@@ -202,7 +206,8 @@ class Csv(Source):
             found.numbers.append(np.concatenate([np.empty((len(lines), 0), np.float32), *each], axis=1))
             found.lines += lines
             for name, texts in found.texts.items():
-                values = [as_number(cell.strip(), table.comma_is_decimal) for cell in cells[name]]
+                column = cells.get(name, [""] * len(lines))  # identifiers may be in other files only
+                values = [as_number(cell.strip(), table.comma_is_decimal) for cell in column]
                 gaps = [at for at, value in enumerate(values) if not value or value in unknown]
                 if gaps and name in needed:
                     cell = values[gaps[0]]
@@ -313,7 +318,8 @@ class Csv(Source):
     def _features(self, table: CsvText) -> list[str]:
         """Return the names of the feature columns."""
         special = [*self._labels, *self.drop, *self._about_rows]
-        for name in (*special, *self._categorical):
+        elsewhere = () if table.shown == str(self.path) else self.drop  # another file of the folder may have these
+        for name in (*(name for name in special if name not in elsewhere), *self._categorical):
             require(name, table.header, f"The file {table.shown}", "column")
         for name in (name for name in self.drop if name in self._labels):
             raise InputError(f"The column '{name}' is in 'drop', and it is the label: leave it out of one of them.")
@@ -372,6 +378,7 @@ class _Rows:
     shown: str
     features: list[str]
     texts: dict[str, list[str]]
+    header: Sequence[str] = ()  # all columns of the file
     numbers: list[NDArray[np.float32]] = field(default_factory=list)  # in blocks
     lines: list[int] = field(default_factory=list)
     files: list[tuple[int, str]] = field(default_factory=list)  # where the rows of each file begin, if several
@@ -389,13 +396,23 @@ class _Rows:
         return f"Line {self.lines[at]} of {shown}"
 
 
+def _other_columns(differ: list[str], part: _Rows, first: _Rows) -> InputError:
+    """Say which columns only one of two files has."""
+    has, lacks = (part, first) if differ[0] in part.features else (first, part)
+    spelt = nearest(differ[0], [name for name in lacks.features if name in differ])
+    remedy = f"Leave it out, drop = {json.dumps(differ, ensure_ascii=False)}, or add it where it is missing."
+    return InputError(
+        f"{lacks.shown} has no column '{differ[0]}', and {has.shown} has one. All files need the same columns."
+        + (f"{spelt} Then give both the same name." if spelt else f" {remedy}")
+    )
+
+
 def _joined(parts: list[_Rows]) -> _Rows:
     """Put the rows of several files together. Every file has the same feature columns; the order is the first one's."""
     first, joined = parts[0], _Rows(parts[0].shown, parts[0].features, {name: [] for name in parts[0].texts})
     for part in parts:
         if differ := sorted({*part.features} ^ {*first.features}):
-            what = f"the column '{differ[0]}' is in one of them only"
-            raise InputError(f"{part.shown} and {first.shown} must have the same columns, but {what}.")
+            raise _other_columns(differ, part, first)
         joined.files.append((len(joined), part.shown))
         order = [part.numeric.index(name) for name in first.numeric]
         joined.numbers += [block[:, order] for block in part.numbers]

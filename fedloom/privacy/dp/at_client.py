@@ -17,7 +17,7 @@ from fedloom.errors import InputError, PrivacySpent
 from fedloom.privacy.dp import accounting, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.client_level import bounded, with_noise
-from fedloom.privacy.dp.example_level import ExamplePrivacy, check_algorithm
+from fedloom.privacy.dp.example_level import ExamplePrivacy, check_algorithm, per_example_module
 from fedloom.privacy.dp.ledger import Ledger
 from fedloom.privacy.words import called, one_place
 
@@ -134,10 +134,11 @@ class AtClients:
             local = LocalNoise(table.dp, self.planned, ledger.secret)
         self.privacy = ClientPrivacy(examples, local)
 
-    def check(self, algorithm: Algorithm) -> None:
-        """Raise `InputError` if an algorithm's clients send something that is not protected."""
+    def check(self, algorithm: Algorithm, task: Task) -> None:
+        """Raise `InputError` if clients cannot protect what they send with this algorithm or model."""
         if self.privacy.examples is not None:
             check_algorithm(algorithm)
+            per_example_module(task.module)
 
     def charge(self, round: int, fewest: int, algorithm: Algorithm) -> dict[str, float]:
         """Charge a round before it begins; return numbers for its record.

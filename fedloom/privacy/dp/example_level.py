@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedloom import tree
 from fedloom.discovery import optional
@@ -76,11 +77,7 @@ class ExampleTrainer:
 
     def train(self, job: TrainingJob) -> list[ClientResult]:
         """Train all clients of a job."""
-        if not job.data.setup.loss_is_mean:
-            raise InputError(
-                "[privacy] example_dp needs a loss that is the mean of its examples' losses, such as cross_entropy, "
-                "because it scales down the gradient of each."
-            )
+        check_loss(job.data.setup.loss_is_mean)
         module = per_example_module(job.task.module)
         with generators.lent(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
@@ -166,6 +163,13 @@ def per_example_module(module: torch.nn.Module) -> Any:
     """Return a copy of a module that gives gradients of single examples, or say why there is none."""
     opacus = optional("opacus", "Differential privacy of examples needs opacus", "privacy")
     validators = optional("opacus.validators", "Differential privacy of examples needs opacus", "privacy")
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm):
+            raise InputError(
+                f"[privacy] example_dp cannot train this model: its layer {name or 'itself'} ({type(layer).__name__}) "
+                "mixes the examples of a batch, so that the gradient of a single one is not defined. Use "
+                "torch.nn.GroupNorm or LayerNorm instead."
+            )
     problems = validators.ModuleValidator.validate(module, strict=False)
     if problems:
         raise InputError(f"[privacy] example_dp cannot train this model: {str(problems[0]).rstrip('.')}.")
@@ -173,6 +177,15 @@ def per_example_module(module: torch.nn.Module) -> Any:
         return opacus.GradSampleModule(copy.deepcopy(module), loss_reduction="sum")
     except NotImplementedError as error:
         raise InputError(f"[privacy] example_dp cannot train this model: {error}") from None
+
+
+def check_loss(is_mean: bool) -> None:
+    """Raise `InputError` if the loss of a batch is not the mean of its examples' losses."""
+    if not is_mean:
+        raise InputError(
+            "[privacy] example_dp needs a loss that is the mean of its examples' losses, such as cross_entropy, "
+            "because it scales down the gradient of each."
+        )
 
 
 def check_algorithm(algorithm: Algorithm, label: str = "") -> None:

@@ -223,6 +223,14 @@ def test_copies_in_a_folder_are_left_out_and_named(tmp_path: Path) -> None:
     assert data.cautions[0] in suspicions(federate(data))
 
 
+def test_a_column_that_only_some_files_of_a_folder_have_can_be_left_out(tmp_path: Path) -> None:
+    table(tmp_path, "age,crp,patient_id,dead\n1,2,7,1\n", "a.csv")
+    table(tmp_path, "age,dead\n3,0\n", "b.csv")
+    found = load("csv", path=tmp_path, label="dead", drop=("crp", "patient_id"))
+    assert found.features == ("age",)
+    assert found.x.tolist() == [[1.0], [3.0]]
+
+
 @pytest.mark.parametrize("other", ["köln.tsv", "köln.csv.gz", "ko\u0308ln.csv"])
 def test_two_files_of_a_client_are_refused(tmp_path: Path, other: str) -> None:
     for name in ("köln.csv", other):
@@ -234,7 +242,9 @@ def test_two_files_of_a_client_are_refused(tmp_path: Path, other: str) -> None:
 @pytest.mark.parametrize(
     ("text", "fields", "message"),
     [
-        ("age,dead\n1,0\n", {}, r"b\.csv and .*a\.csv must have the same columns, but the column 'crp' is in one"),
+        ("age,dead\n1,0\n", {}, r"b\.csv has no column 'crp', and .*a\.csv has one.*drop = \[\"crp\"\]"),
+        ("age,CRP,dead\n1,1,0\n", {}, r"a\.csv has no column 'CRP', and .*b\.csv has one.*Did you mean 'crp'"),
+        ("age,crp,dead\n1,1,0\n", {"drop": ("cpr",)}, "The folder .* has no column 'cpr'.*Did you mean 'crp'"),
         ("age,crp,dead\n1,x,0\n", {}, r"Line 2 of .*b\.csv has 'x' in column 'crp'"),
         ("age,crp,dead\n1,1,0\n", {"client": "age"}, "leave out client = 'age'"),
         ("age,crp,dead\n2,1,0\n", {"categorical": {"age": ["1"]}}, r"Line 2 of .*b\.csv has '2' in column 'age'"),

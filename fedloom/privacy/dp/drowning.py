@@ -1,0 +1,70 @@
+"""Says before a run whether its noise will drown what clients learn.
+
+Noise on d numbers with deviation σ is σ √d long. Over T rounds it grows with √T, and what clients learn at most with T.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import log2, sqrt
+from typing import TYPE_CHECKING
+
+from fedloom.privacy.dp.at_client import LocalNoise
+from fedloom.privacy.dp.example_level import ExamplePrivacy
+from fedloom.privacy.protection import Protection
+from fedloom.privacy.table import ExampleTable, PrivacyTable
+from fedloom.training.settings import Training
+
+if TYPE_CHECKING:
+    from fedloom.federation.sampling import Sampling
+
+# noise that is this many times as long as all that clients can learn: digits (10 classes, 2,410 parameters, 20 clients)
+# had 76 % accuracy at 1.6 times, 42 % at 3.2 times and 25 % at 6.4 times, and 95 % without noise
+DROWNS = 3.0
+
+
+def cautions(
+    table: PrivacyTable,
+    sampling: Sampling,
+    rounds: int,
+    parameters: int,
+    examples: Sequence[int],
+    training: Training,
+) -> Iterator[str]:
+    """Yield a sentence for each noise that drowns learning; `examples` is how many each client trains on."""
+    clients = sampling.size(len(examples))
+    if table.dp is not None and rounds:
+        ratio = _of_clients(table, sampling, len(examples), rounds) * sqrt(parameters)
+        if ratio > DROWNS:
+            yield _said("dp", ratio, rounds, clients, parameters, "clients' changes", "clients in a round")
+    if table.example_dp is not None and rounds:
+        middle = sorted(examples)[len(examples) // 2]
+        ratio = _of_examples(table.example_dp, training, middle, rounds) * sqrt(parameters / clients)
+        if ratio > DROWNS:
+            yield _said("example_dp", ratio, rounds, clients, parameters, "gradients", "examples and clients")
+
+
+def _of_clients(table: PrivacyTable, sampling: Sampling, population: int, rounds: int) -> float:
+    """Return the deviation of all rounds' noise on one number of the mean, where all clips add up to 1."""
+    assert table.dp is not None
+    if table.has_local_noise:
+        multiplier = 2 * LocalNoise(table.dp, rounds, b"").mechanism.noise_multiplier
+        return multiplier / sqrt(sampling.size(population) * rounds)
+    dp = Protection(table, sampling, population, rounds).dp
+    assert dp is not None
+    added_up = sqrt(log2(rounds) + 1) / rounds if table.dp.correlated else 1 / sqrt(rounds)
+    return dp.change_multiplier / dp.expected * added_up
+
+
+def _of_examples(table: ExampleTable, training: Training, examples: int, rounds: int) -> float:
+    """Return the deviation of the noise of all of a client's steps on one number, where all clips add up to 1."""
+    steps = ExamplePrivacy(table, rounds, b"").steps(max(examples, 1), training)
+    return steps.mechanism.noise_multiplier / steps.expected_batch / sqrt(steps.count * rounds)
+
+
+def _said(key: str, ratio: float, rounds: int, clients: int, parameters: int, learnt: str, more: str) -> str:
+    return (
+        f"[privacy] {key}: noise will drown what is learnt. Over {rounds} rounds with {clients} clients it is about "
+        f"{ratio:.2g} times as long as all {learnt} together can be, on {parameters:,} parameters. More {more}, a "
+        "smaller model or a larger ε help."
+    )

@@ -1,0 +1,52 @@
+"""Cautions about noise that is longer than what clients can learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fedloom as fl
+from fedloom.privacy.dp import drowning
+from fedloom.privacy.table import PrivacyTable
+
+CLIENTS, ROUNDS, PARAMETERS = 20, 16, 2500  # the square roots are 4 and 50
+
+
+def said(table: dict[str, Any], clients: int = CLIENTS, **training: Any) -> list[str]:
+    sampling, train = fl.Sampling(), fl.FedAvg(**training).train
+    examples = [100] * clients
+    return [*drowning.cautions(PrivacyTable(**table), sampling, ROUNDS, PARAMETERS, examples, train)]
+
+
+def test_noise_that_is_longer_than_all_changes_is_told_with_its_length() -> None:
+    # 6.4 √2500 / 20 = 16 times as long in a round, and 16 / √16 = 4 times over all rounds
+    (caution,) = said({"dp": {"noise_multiplier": 6.4, "clip": 0.1}})
+    assert (
+        "[privacy] dp: noise will drown what is learnt. Over 16 rounds with 20 clients it is about 4 times" in caution
+    )
+    assert "on 2,500 parameters" in caution
+
+
+@pytest.mark.parametrize(
+    ("table", "clients"),
+    [
+        ({}, 20),
+        ({"dp": {"noise_multiplier": 6.4, "clip": 0.1}}, 40),  # 2 times
+        ({"dp": {"noise_multiplier": 6.4, "clip": 0.1, "noise": "local"}}, 2000),  # 50 · 6.4 / √(2000 · 16) = 1.8 times
+        ({"example_dp": {"epsilon": 8.0}}, 1000),
+    ],
+)
+def test_less_noise_needs_no_caution(table: dict[str, Any], clients: int) -> None:
+    assert said(table, clients) == []
+
+
+def test_noise_of_each_client_counts_as_often_as_there_are_clients() -> None:
+    (caution,) = said({"dp": {"noise_multiplier": 6.4, "clip": 0.1, "noise": "local"}}, 100)  # 50 · 6.4 / √(100 · 16)
+    assert "about 8 times as long as all clients' changes" in caution
+
+
+def test_noise_of_examples_counts_steps() -> None:
+    (caution,) = said({"example_dp": {"epsilon": 0.1}}, 4, batch_size="full")
+    assert "[privacy] example_dp: noise will drown what is learnt." in caution
+    assert "all gradients together" in caution
