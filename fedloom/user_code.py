@@ -218,6 +218,11 @@ def wrong_return(method: Any, returned: str, needed: str) -> InputError:
     return InputError(f"{named(method)} returned {returned}. It must return {needed}.")
 
 
+def has_own_class(algorithm: object) -> bool:
+    """Whether an algorithm is of a class of yours."""
+    return type(algorithm).__module__.split(".")[0] != "fedloom"
+
+
 def misspelt(kind: type) -> Iterator[str]:
     """Say which methods of your own class fedloom does not call, and whose names are close to those that it calls."""
     kinds = [one for one in kind.__mro__ if one.__module__.split(".")[0] not in ("fedloom", "pydantic", "builtins")]

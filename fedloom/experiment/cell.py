@@ -30,7 +30,7 @@ from fedloom.results import headline
 from fedloom.task import Task
 from fedloom.training import generators
 from fedloom.tree import Groups
-from fedloom.user_code import named
+from fedloom.user_code import has_own_class, named
 
 
 @dataclass
@@ -243,7 +243,7 @@ class Cell:
 
     def _watched(self, records: Iterator[RoundRecord], group: WorkerGroup) -> Iterator[RoundRecord]:
         """Pass on the rounds, and caution about your code: draws that nobody can repeat, values that workers lack."""
-        own = type(self.algorithm).__module__.split(".")[0] != "fedloom"
+        own = has_own_class(self.algorithm)
         before = _positions() if own else None
         for record in records:
             for module, why in imported_by_workers().items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ _LENT = np.random.MT19937(0)  # replaces numpy's own while a model computes: exc
 
 
 GENERATOR = threading.RLock()  # all threads share the generators: only one thread may seed them at a time
-_lent = threading.local()  # whether this thread uses them already
+_lent = threading.local()  # whether this thread uses them already, and whether your code does
 
 
 @contextmanager
 def lent() -> Iterator[None]:
     """Allow seeding and drawing from all global generators. They are restored afterwards."""
     if getattr(_lent, "now", False):
-        yield
+        with _kept() if getattr(_lent, "yours", False) else nullcontext():
+            yield
         return
     GENERATOR.acquire()
     _lent.now = True
@@ -53,15 +54,35 @@ def seed(key: int, device: str = "cpu") -> None:
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
     """Seed all global generators from a key for a while, even where they are lent already."""
-    with GENERATOR:
-        before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    with GENERATOR, _kept():
         seed(key)
-        try:
-            yield
-        finally:
-            torch.set_rng_state(before[0])
-            random.setstate(before[1])
-            np.random.set_state(before[2])
+        yield
+
+
+@contextmanager
+def yours(key: int) -> Iterator[Callable[[], bool]]:
+    """Seed all global generators from a key for code of yours; yield a function that says whether it drew.
+
+    What fedloom draws in between, such as for a training step, leaves no trace.
+    """
+    seed(key)
+    before, _lent.yours = positions(), True
+    try:
+        yield lambda: positions() != before
+    finally:
+        _lent.yours = False
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Restore the generators afterwards. This copies their states, which `lent` avoids for numpy's."""
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])
 
 
 def positions() -> tuple[object, ...]:

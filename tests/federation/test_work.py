@@ -1,8 +1,10 @@
 """The work of a verb: what is cut into parts, sent, summed and reported."""
 
+import random
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from fedloom.backends.serial import Serial
 from fedloom.federation.engine import fit
 from fedloom.federation.work import ClientWork, Report
 from fedloom.task import Task
+from fedloom.training.clients import Setup
 from tests.conftest import Dense, federation, last
 from tests.federation.helpers import LIGHT, SIZES
 
@@ -91,3 +94,42 @@ def test_only_changes_of_the_model_have_a_length_and_everything_pulls() -> None:
     assert small.lengths["buffers"] == pytest.approx(0.1)
     (smaller,) = with_lengths([Report(0)], update, {"model": {"running": torch.tensor([1.99])}}, task, [20])
     assert smaller.lengths["buffers"] == pytest.approx(0.05 * 1.99)  # as long as 5 % of the model
+
+
+class _Drawing(FedAvg):
+    """FedAvg whose clients send what they draw from a global generator, before and after they train."""
+
+    library: str = "torch"
+
+    def client(self, task: Any, shared: Any, own: Any, data: Any) -> Any:
+        first = self._drawn(len(data))
+        _, kept = super().client(task, shared, own, data)
+        drawn = torch.stack([first, self._drawn(len(data))], dim=1)
+        return Update({"drawn": {"numbers": drawn}}, data.examples), kept
+
+    def _drawn(self, count: int) -> torch.Tensor:
+        draws = {"torch": torch.rand, "numpy": lambda n: torch.from_numpy(np.random.rand(n)), "python": _from_python}
+        return draws[self.library](count)
+
+
+def _from_python(count: int) -> torch.Tensor:
+    return torch.tensor([random.random() for _ in range(count)])
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy", "python"])
+@pytest.mark.parametrize("group", [1, 4])
+def test_what_clients_draw_depends_on_seed_round_and_client_alone(library: str, group: int) -> None:
+    task, data = Task(Dense), federation(SIZES)
+    place = Serial(data, task, Setup(group=group)).place
+    model = {"model": task.initial()}
+
+    def drawn(seed: int = 1, round: int = 1, ids: tuple[int, ...] = (0, 1, 2, 3)) -> list[list[float]]:
+        algorithm = _Drawing(library=library, **LIGHT)
+        work = ClientWork(algorithm, "client", model, ids, {}, seed=seed, round=round, call=0, keep="stack")
+        found: list[list[float]] = work.perform(place).stack["drawn"]["numbers"].tolist()
+        return found
+
+    together = drawn()
+    assert together == [*drawn(ids=(0,)), *drawn(ids=(1, 2)), *drawn(ids=(3,))]
+    numbers = [number for found in (together, drawn(seed=2), drawn(round=2)) for pair in found for number in pair]
+    assert len({*numbers}) == len(numbers) == 24
