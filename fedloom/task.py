@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -257,6 +258,9 @@ class Task:
                     module = build(self.model, **self.args)
                 else:
                     module = construct(getattr(self.model, "__name__", str(self.model)), self.model, self.args)
+                    alone = nn.Identity()
+                    if sys.getrefcount(module) > sys.getrefcount(alone) and not is_keras(module):
+                        module = _copied(module)
             unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
             if is_keras(module) and not module.built:
                 unbuilt = ["its layers"]
@@ -305,6 +309,14 @@ class Task:
         state = {name: value for name, value in self.__dict__.items() if name not in derived}
         state["frozen"] = self.frozen  # they may come from a file, or be drawn anew whenever the model is built
         return {**state, "example": None} if callable(self.example) else state
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """Copy a module that others hold, too, as in `Task(lambda: net)`: training must not change theirs."""
+    try:
+        return copy.deepcopy(module)
+    except Exception:  # it cannot be copied; most such modules are new, and only refer to themselves
+        return module
 
 
 def widened(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -288,3 +288,12 @@ def test_a_compiled_model_is_refused(around: Callable[[nn.Module], nn.Module]) -
     compiled = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))  # type: ignore[no-untyped-call]
     with pytest.raises(InputError, match=r"compiled by torch\.jit, .* Give the module itself"):
         Task(around(compiled)).build()
+
+
+def test_a_function_that_returns_a_module_you_hold_leaves_it_as_it_is() -> None:
+    net = nn.Linear(2, 2)
+    task = Task(lambda: net, dtype="float64")
+    assert task.module is not net
+    assert task.build() is not task.build()
+    assert net.weight.dtype == torch.float32
+    assert torch.equal(task.initial()["weight"], net.weight.double())

@@ -27,6 +27,7 @@ from fedloom.backends.vector import Workers
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import checkpoint
+from fedloom.federation.blame import initial_state
 from fedloom.federation.engine import RoundRecord, Snapshot, fit
 from fedloom.federation.evaluation import EvaluationWork
 from fedloom.federation.sampling import Allowed, Sampling
@@ -236,7 +237,7 @@ class _Trial:
         """Run all rounds, or those after a snapshot, and check that no state changes after it was handed out."""
         records: list[RoundRecord] = []
         try:
-            begin = resume or Snapshot(0, self.algorithm.init(self.task, self.task.initial()))
+            begin = resume or Snapshot(0, initial_state(self.algorithm, self.task, self.task.initial()))
             handed = [(what, groups, bits(groups)) for what, groups in _held(begin).items()]
             options: dict[str, Any] = {"seed": 1, "sampling": _Absent(), "backend": backend, "resume": begin}
             for record in fit(self.federation, self.task, self.algorithm, ROUNDS, **options):

@@ -247,6 +247,13 @@ def test_facts_about_nets_are_found_once_for_all_algorithms(monkeypatch: pytest.
     assert vars(task).keys() == before.keys()
 
 
+class Bare(FedAvg):
+    """A number in the state, where a dict of tensors belongs."""
+
+    def init(self, task: Task, initial: Tree) -> Groups:
+        return {**super().init(task, initial), "mu": torch.tensor(0.1)}  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("broken", "sentence"),
     [
@@ -264,6 +271,7 @@ def test_facts_about_nets_are_found_once_for_all_algorithms(monkeypatch: pytest.
         (Misspelt, "Misspelt defines `corect`, which fedloom does not call. Did you mean `correct`"),
         (Unbounded, "takes pull = -1.0"),
         (Angry, "must refuse wrong parameters with an InputError, not with KeyError"),
+        (Bare, r"Bare.init .*returned a tensor of shape \(\)"),
         (Fails, "Fails on a CNN with batch normalisation does not run: .*a matrix was expected"),
     ],
 )
