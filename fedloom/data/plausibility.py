@@ -61,7 +61,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
         return
     rows = np.arange(0, len(federation.x), len(federation.x) // MOST + 1)
     owner = np.searchsorted(federation.offsets, rows, side="right") - 1
-    values, y = _as_measured(federation, rows, owner), federation.y[rows].double().numpy()
+    (values, known), y = _as_measured(federation, rows, owner), federation.y[rows].double().numpy()
     yield from _never_measured(federation)
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
@@ -69,7 +69,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
         yield from _dates(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
         yield from _marks_gaps(name, one)
-        yield from _unit_of_clients(federation, name, one, owner)
+        yield from _unit_of_clients(federation, name, one, owner, known[:, place])
     for place, name in enumerate(federation.features):
         yield from _gives_away(name, values[:, place], y, len(federation.classes))
     some = slice(MOST_COMPARED)
@@ -123,19 +123,24 @@ def same_meaning(names: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _as_measured(federation: Federation, rows: NDArray[np.int64], owner: NDArray[np.int64]) -> Numbers:
-    """Return features in their own units; missing values are means."""
+def _as_measured(
+    federation: Federation, rows: NDArray[np.int64], owner: NDArray[np.int64]
+) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Return features in their own units, where missing values are means, and which values are known."""
     values: Numbers = federation.x[rows].double().numpy()
     fitted = federation.preprocessing
+    known = ~np.isnan(values)
+    if fitted.missing and (fitted.mean or fitted.clients):
+        known &= values != 0  # scaled values are 0 where they are missing
     for client in np.unique(owner) if fitted.clients else [-1]:
         statistics = fitted.statistics(federation.name(int(client)) if fitted.clients else None)
         if statistics is not None:
             here = owner == client if fitted.clients else slice(None)
             mean, std = (each.numpy() for each in statistics)
             values[here] = values[here] * np.where(np.isfinite(std), std, 0.0) + mean  # infinite: never known
-    known = ~np.isnan(values)
-    means = np.where(known, values, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    return np.where(known, values, means)
+    finite = ~np.isnan(values)
+    means = np.where(finite, values, 0.0).sum(axis=0) / np.maximum(finite.sum(axis=0), 1)
+    return np.where(finite, values, means), known
 
 
 def _never_measured(federation: Federation) -> Iterator[str]:
@@ -268,15 +273,18 @@ def _marks_gaps(name: str, one: Numbers) -> Iterator[str]:
             yield f"{name} is {mark:g} in {count}, far from all other values: {advice}."
 
 
-def _unit_of_clients(federation: Federation, name: str, one: Numbers, owner: NDArray[np.int64]) -> Iterator[str]:
+def _unit_of_clients(
+    federation: Federation, name: str, one: Numbers, owner: NDArray[np.int64], known: NDArray[np.bool_]
+) -> Iterator[str]:
+    """Compare what clients measured; what is missing would pull them towards each other."""
     if federation.preprocessing.clients or not 2 <= federation.clients <= MOST:
         return  # every client scales features by its own statistics, so units do not matter
     bounds = np.searchsorted(owner, np.arange(federation.clients + 1))
-    parts = [one[start:end] for start, end in pairwise(bounds)]
-    known = {federation.name(client): part for client, part in enumerate(parts) if len(part) >= FEWEST_KNOWN}
+    parts = [one[start:end][known[start:end]] for start, end in pairwise(bounds)]
     typical = {
-        client: (np.median(part), np.median(np.abs(part)), np.subtract(*np.percentile(part, [75, 25])))
-        for client, part in known.items()
+        federation.name(client): (np.median(part), np.median(np.abs(part)), np.subtract(*np.percentile(part, [75, 25])))
+        for client, part in enumerate(parts)
+        if len(part) >= FEWEST_KNOWN
     }
     yield from _other_unit(name, typical)
 

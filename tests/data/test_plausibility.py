@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ def test_a_client_with_another_unit_is_named(factor: float) -> None:
     assert said.startswith("crp is about ")
     assert "at cork than elsewhere" in said
     assert found(x, normalize="client") == []  # then units do not matter
+
+
+def test_gaps_at_some_clients_do_not_hide_another_unit_elsewhere(tmp_path: Path) -> None:
+    x = table()
+    x["crp"] = np.exp(np.random.default_rng(7).normal(1.0, 0.4, 120))
+    x.loc[CLIENTS == "cork", "crp"] *= 9
+    others = x.index[CLIENTS != "cork"]
+    x.loc[others[::2], "crp"] = np.nan
+    x.assign(client=CLIENTS, dead=labels(table())).to_csv(tmp_path / "x.csv", index=False)
+    data = {
+        "source": "csv",
+        "path": "x.csv",
+        "client": "client",
+        "label": "dead",
+        "fill": "mean",
+        "normalize": "federated",
+    }
+    said = " ".join(suspicions(Plan.of(parse({"data": data}, base=tmp_path)).federation(1)))
+    assert re.search(r"crp is about (8|9|10|11) times larger at cork than elsewhere", said)
 
 
 def sites(draw: np.random.Generator) -> dict[str, Values]:
