@@ -167,7 +167,7 @@ def predict(
 
     file: A CSV file with the columns of the training data. It needs no label.
     to: The CSV file to write (default: print it).
-    algorithm: The algorithm whose model to use (default: the first).
+    algorithm: The algorithm whose model to use (default: the first with one model for all clients).
     seed: The seed whose model to use (default: the first).
     client: The client whose model, or whose normalisation, to use.
     encoding: The encoding of the file, such as latin-1 (default: UTF-8).
@@ -184,7 +184,7 @@ def predict(
     if to is not None:
         check_new(to, force)
     result = Result.read(folder)
-    cell = result.cell(algorithm, seed)
+    cell = result.predicting(algorithm, seed, client)
     predictor = result.predictor(cell.algorithm, cell.seed, client)
     known = known_encoding(encoding, f"--encoding {encoding}")
     rows = predict_file(predictor, file, lambda text: say(f"Caution: {text}"), known, skip_bad_rows)

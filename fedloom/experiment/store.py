@@ -190,10 +190,14 @@ class Store:
             known = ", ".join(TABLES)
             raise InputError(f"There is no table '{table}' in a run. Known: {known}.{nearest(table, TABLES)}")
         with self._transaction("BEGIN") as database:
-            query = _tidy(database, table) if table in PER_ROUND else f"SELECT * FROM {table} ORDER BY 1"
-            cursor = database.execute(query, {"cell": cell, "after": after})
+            cursor = _select(database, table, cell, after)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def columns(self, table: str) -> list[str]:
+        """Return the names that the rows of a table have."""
+        with self._transaction("BEGIN") as database:
+            return [column[0] for column in _select(database, table).description]
 
     def client_values(self, cell: int, phase: str, split: str, metric: str, after: int = -1) -> NDArray[np.float64]:
         """Return round, client number and value of one metric of one cell, in the rounds after one of them.
@@ -348,6 +352,11 @@ class Store:
 def no_run(folder: Path) -> str:
     """Return why there is no run to read in a folder."""
     return f"{folder} is not a run folder: there is no {'run.db in it' if folder.exists() else 'such folder'}."
+
+
+def _select(database: sqlite3.Connection, table: str, cell: int | None = None, after: int = -1) -> sqlite3.Cursor:
+    query = _tidy(database, table) if table in PER_ROUND else f"SELECT * FROM {table} ORDER BY 1"
+    return database.execute(query, {"cell": cell, "after": after})
 
 
 def _tidy(database: sqlite3.Connection, table: str) -> str:

@@ -339,13 +339,7 @@ def _undefined(run: RunData) -> Iterator[str]:
     """Metrics that some clients do not have, such as the AUROC of a client with one class."""
     lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}  # why, and which clients → metrics
     for name, metric in run.metrics.items():
-        if metric.is_mean:
-            continue
-        without: set[int] = set()
-        for label in run.labels:
-            measured, known = (run.last_means(label, "post_fit", one) for one in ("loss", name))
-            without |= measured.keys() - known.keys()
-        without -= {*run.withheld.get(name, ())}
+        without = set() if metric.is_mean else undefined_at(run, name)
         if without and any(run.last_means(label, "post_fit", name) for label in run.labels):
             lacking.setdefault((_why_undefined(name), tuple(sorted(without))), []).append(name)
     for (why, some), names in lacking.items():
@@ -353,6 +347,15 @@ def _undefined(run: RunData) -> Iterator[str]:
         values = {"count": len(some), "all": len(run.clients), "clients": clients}
         metrics_are = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
         yield say("caution", "undefined", metrics_are=metrics_are, why=why, **values)
+
+
+def undefined_at(run: RunData, metric: str) -> set[int]:
+    """Return the clients that were measured and have no value of a metric with some algorithm."""
+    without: set[int] = set()
+    for label in run.labels:
+        measured, known = (run.last_means(label, "post_fit", one) for one in ("loss", metric))
+        without |= measured.keys() - known.keys()
+    return without - {*run.withheld.get(metric, ())}
 
 
 def _incomparable(run: RunData) -> Iterator[str]:

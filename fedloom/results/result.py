@@ -168,7 +168,11 @@ class Result:
 
     def frame(self, table: str = "clients") -> pandas.DataFrame:
         """Return a table (clients, server, rounds, participants, history, pooled, public) as a pandas data frame."""
-        return optional("pandas", "Tables as data frames need pandas", "pandas").DataFrame(self.rows(table))
+        frames, rows = optional("pandas", "Tables as data frames need pandas", "pandas"), self.rows(table)
+        if rows:
+            return frames.DataFrame(rows)
+        with Store(self.folder, read_only=True) as store:  # an empty table has columns, too
+            return frames.DataFrame(columns=store.columns(TABLES[table]))
 
     def plot(self, metric: str = "accuracy", path: str | Path | None = None) -> Picture:
         """Draw a metric against rounds for all algorithms. Return the picture's path; a notebook shows the picture."""
@@ -245,15 +249,15 @@ class Result:
     def predictor(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> Predictor:
-        """Return a trained model with its preprocessing; by default that of the first algorithm and seed.
+        """Return a trained model with its preprocessing; by default that of the first algorithm with a global model.
 
         Without a global model, and where clients normalise by their own statistics, name the client.
         """
         from fedloom.results.prediction import Predictor
 
-        cell = self.cell(algorithm, seed)
+        cell = self.predicting(algorithm, seed, client)
         if client is None and not self.has_global_model(cell):
-            shared = [label for label in self._trained if self.has_global_model(self.cell(label, None))]
+            shared = self._with_global_model
             other = f" Name another algorithm, which has one ({', '.join(shared)}), or a client." if shared else ""
             raise InputError(
                 f"{cell.algorithm} has no global model: every client has its own.{other or ' Name a client.'} Known "
@@ -265,6 +269,16 @@ class Result:
         _, task = self._algorithm_and_task(cell)
         model = self.model(cell.algorithm, cell.seed, client)
         return Predictor(model, preprocessing, task.torch_dtype, name, has_logits=task.loss == "bce")
+
+    def predicting(self, algorithm: str | None, seed: int | None, client: str | int | None) -> CellResult:
+        """Return the cell whose model predicts: of the first algorithm that has one for what is asked."""
+        if algorithm is None and client is None:
+            algorithm = next(iter(self._with_global_model), None)
+        return self.cell(algorithm, seed)
+
+    @property
+    def _with_global_model(self) -> list[str]:
+        return [label for label in self._trained if self.has_global_model(label)]
 
     def has_global_model(self, cell: CellResult | str) -> bool:
         """Return whether a cell has one model for all clients. Of an algorithm's label, it is the first seed's cell."""

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -242,3 +243,19 @@ def test_a_result_is_shown_in_one_line(comparison: Path) -> None:
     assert repr(Result.read(comparison)) == (
         f"Result(folder={comparison!r}, name='small', status='done', rule='final', metrics=('accuracy',))"
     )
+
+
+def test_an_empty_table_has_the_columns_of_a_full_one(federation: fl.Federation, task: fl.Task, tmp_path: Path) -> None:
+    empty = run(federation, task, tmp_path).frame("public")
+    assert len(empty) == 0
+    assert {"algorithm", "seed", "round"} <= {*empty.columns}
+
+
+def test_the_model_that_predicts_is_the_first_that_all_clients_share(tmp_path: Path) -> None:
+    x = np.random.default_rng(1).normal(size=(40, 2)).astype("float32")
+    data = fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
+    algorithms = {"alone": fl.LocalOnly(), "together": fl.FedAvg()}
+    found = fl.run(data, fl.Task(lambda: nn.Linear(2, 2)), algorithms, rounds=1, out=tmp_path / "run", backend="serial")
+    shared = found.predictor("together")(torch.from_numpy(x))
+    assert torch.equal(found.predictor()(torch.from_numpy(x)), shared)
+    assert found.predicting(None, None, "0").algorithm == "alone"

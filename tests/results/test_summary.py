@@ -99,3 +99,10 @@ def test_all_columns_of_a_table_are_about_the_same_clients(run: RunData) -> None
 
 def test_a_caption_says_that_drawn_clients_are_other_clients(run: RunData) -> None:
     assert "are means over different clients" in str(on_screen(run.result).caption)
+
+
+def test_clients_that_a_mean_leaves_out_are_named(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "undefined" not in str(on_screen(run.result).caption)
+    monkeypatch.setattr("fedloom.results.summary.undefined_at", lambda run, metric: {0})
+    name = run.client_name(0)
+    assert str(on_screen(run.result).caption).endswith(f" accuracy is undefined at {name}: means leave that out.")
