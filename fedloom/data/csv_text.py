@@ -28,6 +28,8 @@ DATE = re.compile(
 )
 THOUSANDS = re.compile(r"[+-]?\d{1,3},\d{3}")
 POINT_OF_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(\.\d{3})+")
+YES_WORDS, NO_WORDS = ("true", "yes", "ja", "oui", "wahr", "vrai"), ("false", "no", "nein", "non", "falsch", "faux")
+YES, NO = (*YES_WORDS, "y", "t", "j", "1"), (*NO_WORDS, "n", "f", "0")
 YES_OR_NO = ("true", "false", "yes", "no", "y", "n", "ja", "nein", "oui", "non")  # f may be female
 Where = Callable[[int], str]  # the place of a cell, for messages
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedloom.data.csv_text import DATE, finite_number
+from fedloom.data.csv_text import DATE, NO, NO_WORDS, YES, YES_WORDS, finite_number
 from fedloom.data.federation import Federation
 from fedloom.data.preprocessing import Column
 
@@ -35,8 +35,6 @@ NAMED_DISTINCT = 0.3  # a share of different numbers in a column that is called 
 MANY_CATEGORIES = 20  # with fewer, a category with one row may be an honest rare one
 RELATED = 0.9  # a correlation of features that say nearly the same
 MARKS = tuple(sign * number for number in (99.0, 999.0, 9999.0, 99999.0) for sign in (-1, 1))  # of missing values
-YES_WORDS, NO_WORDS = ("true", "yes", "ja", "oui", "wahr", "vrai"), ("false", "no", "nein", "non", "falsch", "faux")
-YES, NO = (*YES_WORDS, "y", "t", "j", "1"), (*NO_WORDS, "n", "f", "0")
 NO_LABEL = ("na", "n/a", "#n/a", "nan", "null", "missing", "?")
 
 
@@ -251,6 +249,10 @@ def identifies(name: str, values: Numbers, is_named: bool, may_group: bool) -> I
 def rare_categories(name: str, cells: Sequence[str]) -> Iterator[str]:
     """Yield a sentence about a column with hundreds of categories from which nothing can be learnt, such as dates."""
     counts = Counter(cell for cell in cells if cell)
+    numbers = [number for cell in counts if (number := finite_number(cell)) is not None]
+    if len(numbers) == len(counts) >= MANY_CATEGORIES and not all(number.is_integer() for number in numbers):
+        yield f"{name} has {len(counts):,} categories, all of them numbers: take it out of categorical to use it as one."
+        return  # whole numbers may be codes
     single = sum(count == 1 for count in counts.values())
     dates = sum(DATE.fullmatch(cell) is not None for cell in counts)
     if len(counts) < MANY_CATEGORIES or 2 * max(single, dates) <= len(counts):

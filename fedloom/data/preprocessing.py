@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.data.csv_text import Marks, Where, as_number, cell_advice, numbers
+from fedloom.data.csv_text import NO, YES, Marks, Where, as_number, cell_advice, numbers
 from fedloom.data.csv_text import finite_number as finite_number
 from fedloom.data.words import Vocabulary, clean, words
 from fedloom.errors import InputError, nearest
@@ -60,7 +60,7 @@ class Column(Record):
                 shown = ", ".join(self.categories[:12]) + (", …" if len(places) > 12 else "")
                 raise InputError(
                     f"{where(at)} has {cell!r} in column '{self.name}', whose categories are {shown}."
-                    f"{nearest(cell, self.categories)}"
+                    f"{_same_answer(cell, self.categories) or nearest(cell, self.categories)}"
                 )
             if place is None and self.embedded:
                 raise InputError(
@@ -70,6 +70,15 @@ class Column(Record):
                 )
             rows.append(table[place] if place is not None else np.full_like(table[0], meant))
         return np.stack(rows)
+
+
+def _same_answer(cell: str, known: Sequence[str]) -> str:
+    """Return a hint for another word for yes or no, such as 1 where the categories are True and False."""
+    for words_for in (YES, NO):
+        meant = [one for one in known if one.casefold() in words_for]
+        if cell.strip().casefold() in words_for and meant:
+            return f" Did you mean '{meant[0]}'?"
+    return ""
 
 
 class JsonFile(Record):

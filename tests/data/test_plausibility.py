@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 
 from fedloom.data.build import divided, federate
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.plausibility import same_meaning, spelt_differently, suspicions, units_of_sites, unusual
+from fedloom.data.plausibility import (
+    rare_categories,
+    same_meaning,
+    spelt_differently,
+    suspicions,
+    units_of_sites,
+    unusual,
+)
 from fedloom.data.preprocessing import Column, Preprocessing, columns_named
 from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError
@@ -350,3 +357,9 @@ def test_columns_that_single_precision_cannot_tell_apart_are_named() -> None:
     assert not any("precision" in text for text in suspicions(Federation.from_arrays(x - 1e9, labels, clients=2)))
     (found,) = Federation.from_arrays(x[:, :1], x[:, 1], clients=2).cautions
     assert found.startswith("the label has values from")
+
+
+def test_numbers_that_are_declared_as_categories_are_named() -> None:
+    (said,) = rare_categories("crp", [f"{number / 4}" for number in range(80)])
+    assert said == "crp has 80 categories, all of them numbers: take it out of categorical to use it as one."
+    assert [*rare_categories("ward", [str(100 + number % 30) for number in range(80)])] == []  # codes

@@ -49,6 +49,13 @@ def test_a_category_may_have_a_decimal_comma() -> None:
     assert grades.encode({"grade": ["2", "1,5"]}, where, comma_is_decimal=True).tolist() == [[0, 1], [1, 0]]
 
 
+def test_another_word_for_yes_or_no_is_recognised() -> None:
+    column = Column(name="smoker", categories=("False", "True"))
+    for cell, meant in (("1", "True"), ("0", "False"), ("YES", "True")):
+        with pytest.raises(InputError, match=f"has '{cell}' in column 'smoker', .* Did you mean '{meant}'"):
+            column.codes([cell], "Row {}".format, {})
+
+
 def test_an_unknown_category_is_named_and_a_missing_one_has_its_mark() -> None:
     with pytest.raises(InputError, match=r"^Row 1 has 'icv' in column 'ward', whose categories are icu, surgery\. Did"):
         WARD.codes(["icu", "icv"], where, {})

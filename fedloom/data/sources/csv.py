@@ -25,6 +25,7 @@ from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, vi
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
+from fedloom.files import sha256
 
 SPLIT_NAMES = {  # what the cells of a split column may say
     **dict.fromkeys(("train", "training"), 0),
@@ -128,7 +129,7 @@ class Csv(Source):
             require(name, sorted({column for part in parts for column in part.header}), f"The folder {path}", "column")
         owner = np.repeat(names, [len(part) for part in parts])
         made = self._dataset(_joined(parts), owner)
-        return replace(made, cautions=(*made.cautions, *_not_read(path, found)))
+        return replace(made, cautions=(*made.cautions, *_equal(files), *_not_read(path, found)))
 
     def as_agreed(self, agreed: Preprocessing) -> Csv:
         """Return a source with the categories, missing values and kind of label that several sites agreed on."""
@@ -347,6 +348,15 @@ def _clients(files: list[Path]) -> list[str]:
             )
         owner[name] = file
     return [*owner]
+
+
+def _equal(files: list[Path]) -> Iterator[str]:
+    """Name files that are copies of others: a download with "(1)" in its name would be another client."""
+    first: dict[str, Path] = {}
+    for file in files:
+        other = first.setdefault(sha256(file), file)
+        if other is not file:
+            yield f"{file.name} is a copy of {other.name} and counts as another client: keep one of them in the folder."
 
 
 def _not_read(folder: Path, found: list[Path]) -> Iterator[str]:

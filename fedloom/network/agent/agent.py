@@ -91,6 +91,8 @@ class Agent:
                 try:
                     self._finished_heartbeat = ""
                     self.prepare(self.connection.get("/v1/plan"))
+                    if silent_since is not None:
+                        self.tell("The coordinator answers again.")
                     silent_since, pause = None, 0.1
                     self._work()
                     if self.finished and self.wait:

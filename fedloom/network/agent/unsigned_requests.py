@@ -81,4 +81,6 @@ def reaching(url: str) -> Iterator[None]:
     except httpx.InvalidURL as error:
         raise InputError(f"{url} is not an address: {error}") from None
     except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-        raise Unreachable(f"The coordinator at {url} cannot be reached: {error or type(error).__name__}.") from error
+        raise Unreachable(
+            f"The coordinator at {url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
+        ) from error

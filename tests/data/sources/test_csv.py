@@ -215,7 +215,7 @@ def test_a_folder_has_a_file_for_each_client(tmp_path: Path) -> None:
 
 def test_copies_in_a_folder_are_left_out_and_named(tmp_path: Path) -> None:
     for name in ("köln.csv", "köln.csv.bak", "köln.csv~", "OSLO.CSV", "lyon.tsv"):
-        table(tmp_path, "age\tdead\n70\t1\n", name)
+        table(tmp_path, f"age\tdead\n{len(name)}\t1\n", name)
     data = load("csv", path=tmp_path, label="dead")
     assert data.client is not None
     assert sorted(data.client.tolist()) == ["OSLO", "köln", "lyon"]
@@ -229,6 +229,15 @@ def test_a_column_that_only_some_files_of_a_folder_have_can_be_left_out(tmp_path
     found = load("csv", path=tmp_path, label="dead", drop=("crp", "patient_id"))
     assert found.features == ("age",)
     assert found.x.tolist() == [[1.0], [3.0]]
+
+
+def test_a_copy_of_a_file_is_named(tmp_path: Path) -> None:
+    for name in ("porto.csv", "porto (1).csv", "lyon.csv"):
+        table(tmp_path, f"age,dead\n{len(name.split()[0])},0\n" if name == "lyon.csv" else "age,dead\n9,1\n", name)
+    said = [one for one in load("csv", path=tmp_path, label="dead").cautions if "copy" in one]
+    assert said == [
+        "porto.csv is a copy of porto (1).csv and counts as another client: keep one of them in the folder."
+    ]
 
 
 @pytest.mark.parametrize("other", ["köln.tsv", "köln.csv.gz", "ko\u0308ln.csv"])
