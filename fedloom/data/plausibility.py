@@ -251,7 +251,7 @@ def rare_categories(name: str, cells: Sequence[str]) -> Iterator[str]:
     counts = Counter(cell for cell in cells if cell)
     numbers = [number for cell in counts if (number := finite_number(cell)) is not None]
     if len(numbers) == len(counts) >= MANY_CATEGORIES and not all(number.is_integer() for number in numbers):
-        yield f"{name} has {len(counts):,} categories, all of them numbers: take it out of categorical to use it as one."
+        yield f"{name} has {len(counts):,} categories, all numbers: take it out of categorical to use it as a number."
         return  # whole numbers may be codes
     single = sum(count == 1 for count in counts.values())
     dates = sum(DATE.fullmatch(cell) is not None for cell in counts)

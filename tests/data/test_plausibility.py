@@ -361,5 +361,5 @@ def test_columns_that_single_precision_cannot_tell_apart_are_named() -> None:
 
 def test_numbers_that_are_declared_as_categories_are_named() -> None:
     (said,) = rare_categories("crp", [f"{number / 4}" for number in range(80)])
-    assert said == "crp has 80 categories, all of them numbers: take it out of categorical to use it as one."
+    assert said == "crp has 80 categories, all numbers: take it out of categorical to use it as a number."
     assert [*rare_categories("ward", [str(100 + number % 30) for number in range(80)])] == []  # codes
