@@ -1,6 +1,7 @@
-"""How fast one core trains and evaluates the CNN for natural images: plain, channels last, bfloat16, and both.
+"""How fast one core trains and evaluates a published CNN: plain, channels last, bfloat16, and both.
 
     python benchmarks/image_arithmetic.py
+    python benchmarks/image_arithmetic.py --model mnist_cnn --rows 10
 
 Milliseconds of processor time, the least of a few repetitions, so that other work on the machine matters little.
 Memory is handled as in worker processes. Python reads such settings at its start, so the program starts itself again.
@@ -8,6 +9,7 @@ Memory is handled as in worker processes. Python reads such settings at its star
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -18,9 +20,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fedloom.backends.vector import KEEP_MEMORY
+from fedloom.models.mnist_cnn import MnistCNN
 from fedloom.models.natural_images_cnn import NaturalImagesCNN
 
-ROWS, REPETITIONS = 32, 4
+MODELS = {"natural_images_cnn": NaturalImagesCNN, "mnist_cnn": MnistCNN}
+REPETITIONS = 4
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -33,11 +37,11 @@ def milliseconds(work: Callable[[], object]) -> float:
     return 1e3 * min(times)
 
 
-def measure(layout: torch.memory_format, bfloat16: bool) -> tuple[float, float]:
+def measure(name: str, rows: int, layout: torch.memory_format, bfloat16: bool) -> tuple[float, float]:
     """Return how long a step and a forward pass take."""
     torch.manual_seed(1)
-    x, y = torch.rand(ROWS, 3, 80, 80).to(memory_format=layout), torch.randint(8, (ROWS,))
-    model = NaturalImagesCNN().to(memory_format=layout)
+    model = MODELS[name]().to(memory_format=layout)
+    x, y = torch.rand(rows, *model.inputs).to(memory_format=layout), torch.randint(8, (rows,))
     parameters = list(model.parameters())
 
     def forward() -> torch.Tensor:
@@ -51,12 +55,16 @@ def measure(layout: torch.memory_format, bfloat16: bool) -> tuple[float, float]:
 
 def main() -> None:
     """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="natural_images_cnn")
+    parser.add_argument("--rows", type=int, default=32, help="images in a batch (default: 32)")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'layout':15} {'numbers':9} {'step, ms':>9} {'forward, ms':>12}   of {ROWS} images")
+    print(f"{'layout':15} {'numbers':9} {'step, ms':>9} {'forward, ms':>12}   of {options.rows} images")
     layouts = {"plain": torch.contiguous_format, "channels last": torch.channels_last}
     for (name, layout), bfloat16 in product(layouts.items(), (False, True)):
-        step, forward = measure(layout, bfloat16)
-        print(f"{name:15} {'bfloat16' if bfloat16 else 'float32':9} {step:9.0f} {forward:12.0f}")
+        step, forward = measure(options.model, options.rows, layout, bfloat16)
+        print(f"{name:15} {'bfloat16' if bfloat16 else 'float32':9} {step:9.1f} {forward:12.1f}")
 
 
 if __name__ == "__main__":
