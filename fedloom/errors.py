@@ -116,5 +116,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     written = {one.lower(): one for one in known}
     lower = str(name).lower()
     same = SYNONYMS.get(lower)
-    close = [same] if same in written else difflib.get_close_matches(lower, written, n=1, cutoff=0.5)
+    close = [same] if same in written else difflib.get_close_matches(lower, written, n=1)
     return f" Did you mean '{written[close[0]]}'?" if close else ""
