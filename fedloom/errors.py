@@ -104,7 +104,7 @@ def lines_around(lines: Sequence[str], line: int) -> str:
     return shown
 
 
-SYNONYMS = {"learning_rate": "lr", "eta": "lr"}
+SYNONYMS = {"learning_rate": "lr", "eta": "lr", "label": "y", "labels": "y", "y": "label"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
