@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 UNKNOWN = "is unknown"
 # in messages that both the command line and Python programs show
 FRESH = "--fresh (in Python: fresh=True)"
 OUT = "--out (in Python: out=…)"
+BACKSLASH = " In double quotes a backslash means more than itself: write paths with /, or in single quotes."
 WIDTH = 78  # the most characters of a line of a file in a message
 
 
@@ -102,6 +104,15 @@ def lines_around(lines: Sequence[str], line: int) -> str:
             row = f"  {'>' if number == line else ' '} {number:4} | {text.rstrip()}"
             shown += f"\n{row if len(row) <= WIDTH else row[: WIDTH - 1] + '…'}"
     return shown
+
+
+def about_path(path: object) -> str:
+    """Return a hint for a path with a control character, which a backslash in TOML makes, or an empty string.
+
+    >>> about_path("data/table.csv"), about_path("data\\table.csv") == BACKSLASH
+    ('', True)
+    """
+    return BACKSLASH if re.search(r"[\x00-\x1f]", str(path)) else ""
 
 
 SYNONYMS = {"learning_rate": "lr", "eta": "lr", "label": "y", "labels": "y", "y": "label"}
