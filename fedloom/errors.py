@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
 UNKNOWN = "is unknown"
 # in messages that both the command line and Python programs show
 FRESH = "--fresh (in Python: fresh=True)"
 OUT = "--out (in Python: out=…)"
+BACKSLASH = " In double quotes a backslash means more than itself: write paths with /, or in single quotes."
 WIDTH = 78  # the most characters of a line of a file in a message
 
 
@@ -104,7 +106,16 @@ def lines_around(lines: Sequence[str], line: int) -> str:
     return shown
 
 
-SYNONYMS = {"learning_rate": "lr", "eta": "lr"}
+def about_path(path: object) -> str:
+    """Return a hint for a path with a control character, which a backslash in TOML makes, or an empty string.
+
+    >>> about_path("data/table.csv"), about_path("data\\table.csv") == BACKSLASH
+    ('', True)
+    """
+    return BACKSLASH if re.search(r"[\x00-\x1f]", str(path)) else ""
+
+
+SYNONYMS = {"learning_rate": "lr", "eta": "lr", "label": "y", "labels": "y", "y": "label"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -116,5 +127,5 @@ def nearest(name: str, known: Iterable[str]) -> str:
     written = {one.lower(): one for one in known}
     lower = str(name).lower()
     same = SYNONYMS.get(lower)
-    close = [same] if same in written else difflib.get_close_matches(lower, written, n=1, cutoff=0.5)
+    close = [same] if same in written else difflib.get_close_matches(lower, written, n=1)
     return f" Did you mean '{written[close[0]]}'?" if close else ""

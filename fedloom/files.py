@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from fedloom import faults
-from fedloom.errors import InputError, StoreError, lines_around
+from fedloom.errors import BACKSLASH, InputError, StoreError, lines_around
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -131,7 +131,7 @@ def _about_line(line: str) -> str:
     if re.search(r"=\s*[+-]?\d+,\d", line):
         return " Write decimals with a point, as in 0.1."
     if "\\" in line:
-        return " In double quotes a backslash means more than itself: write paths with /, or in single quotes."
+        return BACKSLASH
     if word and word[1].lower() in ("true", "false"):
         return f" Write {word[1].lower()} in lower case."
     return f' Text needs quotes: "{word[1]}".' if word else ""

@@ -50,9 +50,9 @@ class Record(BaseModel):
 
     >>> class Prox(Record):
     ...     mu: float = 0.01
-    >>> Prox(nu=1)
+    >>> Prox(mue=1)
     Traceback (most recent call last):
-    fedloom.errors.ParameterError: Prox has no parameter 'nu'. Got 1 for it. Known: mu. Did you mean 'mu'?
+    fedloom.errors.ParameterError: Prox has no parameter 'mue'. Got 1 for it. Known: mu. Did you mean 'mu'?
     """
 
     # with attribute docstrings, a string under a field becomes the field's description

@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from fedloom import keys, metrics
 from fedloom.data.federation import Federation
-from fedloom.errors import FRESH, InputError
+from fedloom.errors import FRESH, InputError, about_path
 from fedloom.metrics import Metric
 from fedloom.training import generators
 from fedloom.training.generators import GENERATOR
@@ -367,6 +367,7 @@ def _load(path: Path, expected: Tree) -> Tree:
     if not path.is_file():
         raise InputError(
             f"The 'init' of the task must be torch, glorot or a safetensors file. There is no file {path}."
+            f"{about_path(path)}"
         )
     try:
         loaded = load_file(path)

@@ -24,7 +24,7 @@ from threading import RLock
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from fedloom.errors import FedloomError, InputError, lines_around, nearest
+from fedloom.errors import FedloomError, InputError, about_path, lines_around, nearest
 
 SIDE_BY_SIDE = (
     "Many clients are computed at once (torch.vmap), so this line cannot ask a tensor for its value (if, float, "
@@ -295,7 +295,7 @@ def _short(file: str) -> str:
 def _must_exist(file: Path) -> None:
     if not file.is_file():
         beside = sorted(found.name for found in file.parent.glob("*.py"))
-        raise InputError(f"There is no file {file}.{nearest(file.name, beside)}")
+        raise InputError(f"There is no file {file}.{about_path(file) or nearest(file.name, beside)}")
 
 
 def _load_file(file: Path) -> ModuleType:

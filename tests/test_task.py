@@ -100,6 +100,8 @@ def test_a_file_of_weights_that_do_not_fit_is_refused_with_their_names(tmp_path:
         InputError, match=r"missing or of another shape: hidden\.weight, hidden\.bias; unknown: other\."
     ):
         Task(Dense, init=str(file)).initial()
+    with pytest.raises(InputError, match=r"There is no file .*\. In double quotes a backslash means more than itself"):
+        Task(Dense, init="my\tuned.safetensors").initial()
     with pytest.raises(InputError, match=r"must be torch, glorot or a safetensors file\. There is no file .*nowhere"):
         Task(Dense, init=str(tmp_path / "nowhere")).initial()
 

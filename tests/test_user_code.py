@@ -238,6 +238,8 @@ def test_a_misspelt_file_is_answered_with_the_one_beside_it(tmp_path: Path) -> N
         user_code.code("nett.py:Net", tmp_path)
     with pytest.raises(InputError, match=r"nett\.py\. Did you mean 'net\.py'\?$"):
         user_code.fingerprint(tmp_path / "nett.py")
+    with pytest.raises(InputError, match=r"In double quotes a backslash means more than itself"):
+        user_code.code("my\net.py:Net", tmp_path)
 
 
 def test_a_wrong_result_is_described_in_words() -> None:

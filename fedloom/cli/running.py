@@ -114,6 +114,7 @@ def sweep(
     seed: int = 0,
     prune: bool = False,
     changes: Changes = None,
+    workers: Workers = None,
     out: Path | None = None,
     fresh: Fresh = False,
     as_json: AsJson = False,
@@ -130,6 +131,7 @@ def sweep(
     from fedloom.tuning import search_space
     from fedloom.tuning.sweep import sweep as try_all
 
+    changes = shared.with_workers(changes, workers)
     choices, changed = search_space.parse_over(over or []), shared.parse_changes(changes)
     how: dict[str, Any] = {"random": random, "seed": seed, "prune": prune, "fresh": fresh}
     with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:

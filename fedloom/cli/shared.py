@@ -74,6 +74,27 @@ class _PlainFlags:
 class Command(_PlainFlags, TyperCommand):
     """A command."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; for a wrong guess, say what to write."""
+        given = [*args]  # reading takes them away
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # click's usage errors, and its exit after --help
+            said = error.format_message() if hasattr(error, "format_message") else ""
+            if advice := _about_arguments(said, given):
+                raise InputError(advice) from None
+            raise
+
+
+def _about_arguments(said: str, given: list[str]) -> str:
+    """Return what to write instead of arguments that were refused, or an empty string."""
+    if said.startswith("No such option: --live"):
+        return "There is no option --live here: `fedloom watch RUN` shows a run in the browser."
+    for option, key, value in zip(given, given[1:], given[2:], strict=False):
+        if "extra argument" in said and option == "--set" and "=" not in key:
+            return f"--set {key} {value}: write it in one word, --set {key}={value.strip('=') or 'VALUE'}."
+    return ""
+
 
 class Group(_PlainFlags, TyperGroup):
     """A command that has others."""

@@ -223,7 +223,7 @@ def _label_of_dates(federation: Federation) -> Iterator[str]:
 
 def _numbers_rows(name: str, one: Numbers, examples: int) -> Iterator[str]:
     """A row number as a feature: a model can learn the order of the file from it."""
-    whole = np.unique(np.round(one))
+    whole = np.unique(np.round(one)) + 0.0  # without minus zero
     if len(whole) == len(one) == examples == whole[-1] - whole[0] + 1 and np.abs(one - np.round(one)).max() < 0.05:
         yield f"{name} numbers the rows, from {whole[0]:.0f} to {whole[-1]:.0f}: leave it out with drop."
 

@@ -97,6 +97,7 @@ class Cell:
         store.forget_after(self.number, begun.round if begun else 0)
         store.set_status(self.number, "running")
         self.progress.begin(self.title, begun.round if begun else 0, self.plan.rounds)
+        finished = False
         try:
             finished = self._rounds(group, loaded, should_stop)
         except FedloomError as error:
@@ -108,7 +109,7 @@ class Cell:
                 error.args = (f"{self.title}: {error}",)  # which of the cells it was
             raise
         finally:
-            self.progress.end(self.title)
+            self.progress.end(self.title, done=finished)
         if not finished:
             store.set_status(self.number, "stopped")
         return finished

@@ -39,8 +39,8 @@ class Progress:
             shown.add(text)
             self.note(f"Caution: {text}")
 
-    def end(self, cell: str) -> None:
-        """Announce that a cell has ended."""
+    def end(self, cell: str, done: bool = True) -> None:
+        """Announce that a cell has ended: it is done, or it was stopped or failed."""
 
 
 class Silent(Progress):
@@ -75,8 +75,8 @@ class Lines(Progress):
     def note(self, text: str) -> None:
         print(f"{text}\n", end="", file=self.stream, flush=True)  # one piece: several threads may write
 
-    def end(self, cell: str) -> None:
-        self.over += 1
+    def end(self, cell: str, done: bool = True) -> None:
+        self.over += done
         text = self.texts.pop(cell, "")
         if text:
             self.note(text + (f" ({self.over} of {self.cells} cells)" if self.cells > 1 else ""))
@@ -135,8 +135,8 @@ class Bar(Progress):
     def note(self, text: str) -> None:
         self.progress.console.print(text, highlight=False, markup=False)  # a note may contain brackets
 
-    def end(self, cell: str) -> None:
-        self.over += 1
+    def end(self, cell: str, done: bool = True) -> None:
+        self.over += done
         if self.all is not None:
             self.progress.update(self.all, values=f"{self.over} of {self.cells} cells")
         if self.cells > self.MOST:

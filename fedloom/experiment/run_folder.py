@@ -62,7 +62,12 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
         raise StoreError(f"The run's folder {folder} cannot be made: {error}.") from error
     try:
         with locked(folder):
-            yield
+            try:
+                yield
+            except Exception:
+                _check_there(folder)  # says more than what failed because of it
+                raise
+            _check_there(folder)
     except InputError:
         if "run.db" not in before and not _has_results(folder):
             _delete(path for path in (*_written(folder), folder / ".lock") if path.name not in before)
@@ -72,6 +77,15 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
                 if aside is not None:
                     aside.rename(folder)
         raise
+
+
+def _check_there(folder: Path) -> None:
+    """Raise if a held folder was deleted or moved. Its lock is looked for: saving a checkpoint makes a folder again."""
+    if not (folder / ".lock").exists():
+        raise StoreError(
+            f"The run's folder {folder} was deleted or moved while the run used it. Put it back to continue, or run "
+            "again from the start."
+        )
 
 
 def locked(folder: Path) -> contextlib.AbstractContextManager[None]:

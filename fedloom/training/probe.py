@@ -145,7 +145,7 @@ def probe(federation: Federation, task: Task) -> Probe:
             name = f" {task.model}" if isinstance(task.model, str) else ""
             raise InputError(
                 f"The model{name} does not take the data: an example has the shape {tuple(x.shape[1:])} and is of "
-                f"{x.dtype}, and the model says {said(error)}{_about_features(task, x)}"
+                f"{x.dtype}, and the model says {said(error)}{_about_features(federation, task, x)}"
             ) from error
         if set(task.module.state_dict()) - set(task.tensors.persistent):
             raise InputError(
@@ -204,29 +204,40 @@ def _refuses_one(task: Task, weights: Tree, x: Tensor) -> bool:
     return False
 
 
-def _about_features(task: Task, x: Tensor) -> str:
+def _about_features(federation: Federation, task: Task, x: Tensor) -> str:
     """Say what to do about a number of features that is not the data's."""
     given, count = task.args.get("features"), x[0].numel()
-    if given in (None, count):
-        shipped = isinstance(task.model, str) and not is_code(task.model)
-        return '. Set model = "mlp" in [task]: it takes any number of features.' if shipped and x.dim() == 2 else ""
-    return f". The data has {count} features, and [task] args has features = {given}: leave it out, or correct it."
+    if given not in (None, count):
+        return f". The data has {count} features, and [task] args has features = {given}: leave it out, or correct it."
+    if not isinstance(task.model, str) or is_code(task.model) or x.dim() != 2:
+        return ""
+    if task.loss != "cross_entropy" or len(federation.classes) in (0, 2):  # mlp has two outputs by default
+        return '. Set model = "mlp" in [task]: it takes any number of features.'
+    advice = _about_classes(federation, task, 'model = "mlp"')
+    return f". The model mlp takes any number of features.{advice}"
 
 
-def _about_classes(federation: Federation, task: Task) -> str:
-    """Say how to give a model its outputs, and what the classes may be instead of classes."""
-    names = federation.classes
+def _about_classes(federation: Federation, task: Task, *also: str) -> str:
+    """Say how to give a model its outputs, with what is `also` to set, and what the classes may be instead."""
+    names, count = federation.classes, len(federation.classes)
     if are_dates(names):
         return (
-            f" They look like dates, such as {names[0]}, and each is a class of its own: choose another label, or "
-            "predict a number, such as days since admission."
+            f" The classes look like dates, such as {names[0]}, and each is a class of its own: choose another label, "
+            "or predict a number, such as days since admission."
         )
-    advice = f" Set args = {{ classes = {len(names)} }} in [task]." if isinstance(task.model, str) else ""
-    if all(finite_number(name) is not None for name in names) and len(names) > 2:
-        advice += ' If they are numbers to predict, set task = "regression" in [data].'
-    alike = "; ".join(", ".join(group) for group in same_meaning(names))
-    spelt = f" Some may mean the same ({alike}): are they spelt differently at some clients?" if alike else ""
-    return f"{advice} The classes are {', '.join(names[:8])}{', …' if len(names) > 8 else ''}.{spelt}"
+    doubts, alike = "", "; ".join(", ".join(group) for group in same_meaning(names))
+    if alike:
+        doubts += f" Some may mean the same ({alike}): are they spelt differently at some clients?"
+    if all(finite_number(name) is not None for name in names) and count > 2:
+        doubts += ' If they are numbers to predict, set task = "regression" in [data].'
+    # after the doubts: with an output for each, misspelt classes would stay classes
+    whose = f"If they really are {count} classes, the model's" if doubts else "The model's"
+    outputs = f"args = {{ classes = {count} }}"
+    setting = "\n  ".join([": set in [task]", *also, outputs]) if also else f": set {outputs} in [task]."
+    return (
+        f" The classes are {', '.join(names[:8])}{', …' if count > 8 else ''}.{doubts} "
+        f"{whose} last layer needs {count} outputs{setting if isinstance(task.model, str) else '.'}"
+    )
 
 
 def _about_labels(y: Tensor) -> str:
@@ -277,15 +288,11 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
                     f"{few} are {first} to {classes - 1}. Class numbers begin at 0: unless classes are missing here, "
                     f"subtract {first} from the labels. Then the last layer needs {classes - first} outputs."
                 )
-            raise InputError(
-                f"{few} have {classes} classes. Its last layer needs {classes} outputs."
-                f"{_about_classes(federation, task)}"
-            )
+            raise InputError(f"{few} have {classes} classes.{_about_classes(federation, task)}")
         if output.shape[-1] > classes and _has_all_classes(federation):
             raise InputError(
                 f"The model gives {output.shape[-1]} outputs per example, but the labels have {classes} classes: the "
-                f"other outputs would take a share of the probability. Its last layer needs {classes} outputs."
-                f"{_about_classes(federation, task)}"
+                f"other outputs would take a share of the probability.{_about_classes(federation, task)}"
             )
     if classes and task.loss in NUMBER_LOSSES:
         raise InputError(

@@ -162,6 +162,10 @@ def test_a_run_without_anything_to_draw_is_still_a_success(folder: Path) -> None
         (["run", "nothing.toml"], "no experiment file nothing.toml"),
         (["run", "small.toml", "--set", "train.lrr=1"], "Did you mean 'lr'?"),
         (["run", "small.toml", "--set", "train.lr"], "table.key=value"),
+        (["run", "small.toml", "--set", "train.lr", "0.3"], "train.lr 0.3: write it in one word, --set train.lr=0.3."),
+        (["run", "small.toml", "--set", "train.lr", "=", "0.3"], "in one word, --set train.lr=VALUE."),
+        (["run", "small.toml", "more.toml"], "error: Got unexpected extra argument"),
+        (["run", "small.toml", "--live"], "no option --live here: `fedloom watch RUN` shows a run in the browser."),
         (["run", "small.toml", "--set", "train.lr=[1"], "not a valid TOML value"),
         (["run", "small.toml", "--set", "cohort.count=11"], "only 10 clients"),
         (["run", "small.toml", "--set", "cohort.quorum=50"], "can never be met"),
@@ -192,8 +196,8 @@ def test_bad_input_is_one_message_and_exit_code_2(
 QUICK = ["rounds=1", "run.backend=serial", "algorithm={fedavg={}}", "data.partition={name='iid', clients=6}"]
 
 
-def sweep_quickly(over: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = [word for change in QUICK for word in ("--set", change)]
+def sweep_quickly(over: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
+    given = [*options, *(word for change in QUICK for word in ("--set", change))]
     in_this_process("sweep", "small.toml", "-q", "--over", over, *given, monkeypatch=monkeypatch)
 
 
@@ -201,12 +205,12 @@ def test_what_a_sweep_suggests_repeats_its_changes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    sweep_quickly("train.lr=0.1,0.3", monkeypatch)
+    sweep_quickly("train.lr=0.1,0.3", monkeypatch, "--workers", "1")
     told = capsys.readouterr().out.splitlines()
     assert sum(line.startswith("train.lr = 0.") and "that was tried:" in line for line in told) == 1
     (suggested,) = (line for line in told if line.startswith("  fedloom run "))
     _, *command = shlex.split(suggested)
-    assert [word for word in command if "=" in word][:-1] == QUICK
+    assert [word for word in command if "=" in word][:-1] == [*QUICK, "run.workers=1"]
     in_this_process(*command, "-q", "--no-report", monkeypatch=monkeypatch)
     assert (folder / "runs/small-sweep/best-fedavg/run.db").is_file()
 

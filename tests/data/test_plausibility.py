@@ -298,6 +298,8 @@ def test_a_feature_that_is_the_label_in_nearly_all_rows_is_named() -> None:
 def test_the_number_of_a_row_is_no_feature() -> None:
     (said,) = found(table().assign(number=np.random.default_rng(1).permutation(120) + 1_000_000.0))
     assert said == "number numbers the rows, from 1000000 to 1000119: leave it out with drop."
+    (said,) = found(table().assign(number=np.arange(120) - 0.01))  # a zero that is not exact, as after normalisation
+    assert said == "number numbers the rows, from 0 to 119: leave it out with drop."
 
 
 def test_copies_of_rows_are_counted_but_not_where_measurements_are_coarse() -> None:

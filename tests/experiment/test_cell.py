@@ -115,6 +115,21 @@ def test_a_cell_whose_workers_end_because_another_cell_failed_is_stopped(
     assert (cell.status, cell.error) == ("stopped", None)
 
 
+def test_only_a_cell_that_is_done_counts_in_the_progress(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    ended: list[bool] = []
+
+    class Listening(Progress):
+        def end(self, cell: str, done: bool = True) -> None:
+            ended.append(done)
+
+    settings: dict[str, Any] = {"algorithms": fl.FedAvg(), "progress": Listening()}
+    run(federation, task, tmp_path, should_stop=StopAfter(1), **settings)
+    run(federation, task, tmp_path, **settings)
+    assert ended == [False, True]
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:

@@ -51,6 +51,8 @@ def parse(text: str, base: Path = Path()) -> experiment_file.Experiment:
         ("[algorithm]\nfedsgd = { momentum = 0.5 }", ["[algorithm.fedsgd]", "'momentum' has no meaning"]),
         ('[data]\nsource = "digitz"', ["digitz", "Did you mean 'digits'?"]),
         ('[data]\nsource = "digits"\npath = "x"', ["[data]", "path", 'source = "digits"']),
+        ('[data]\nsource = "npz"\npath = "a.npz"\nlabel = "b"', ["no key 'label'", "Did you mean 'y'?"]),
+        ('[data]\nsource = "csv"\npath = "a.csv"\ny = "b"', ["no key 'y'", "Did you mean 'label'?"]),
         ("[data]\nsplit = [0.5, 0.5]", ["[data] split"]),
         ("[data]\nsplit = { train = 1.0, shufle = false }", ["[data.split] has no key 'shufle'", "'shuffle'"]),
         ("[data]\nsplit = { train = 0.5 }", ["three shares", "[0.5, 0.2, 0.2]"]),

@@ -28,6 +28,20 @@ def test_lines_name_the_cell_and_count_those_that_are_over() -> None:
     ]
 
 
+def test_a_cell_that_was_stopped_is_not_counted() -> None:
+    lines, bar = Lines(io.StringIO()), Bar(Console(file=io.StringIO(), force_terminal=True, width=100))
+    for shown in (lines, bar):
+        shown.expect(2, rounds=3)
+        for cell in ("a", "b"):
+            shown.begin(cell, 0, 3)
+            shown.step(cell, 1, {"loss": 0.5}, 0.1)
+        shown.end("a")
+        shown.end("b", done=False)
+    assert lines.stream.getvalue().splitlines()[-1] == "b: round 1 of 3, loss 0.5, 0.1 s a round (1 of 2 cells)"
+    assert bar.progress.tasks[0].fields["values"] == "1 of 2 cells"
+    bar.close()
+
+
 def test_lines_come_at_most_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)

@@ -12,6 +12,7 @@ import fedloom as fl
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment_file import EvaluateTable
+from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import irreplaceable, locked, remove, roll_back
 from fedloom.experiment.store import Store
 from fedloom.privacy.dp.ledger import LEDGER
@@ -77,6 +78,25 @@ def test_one_folder_is_for_one_process(federation: fl.Federation, task: fl.Task,
         return True
 
     assert run(federation, task, tmp_path, should_stop=nested).status == "stopped"
+
+
+@pytest.mark.parametrize("vanishes", ["before", "during", "with an error"])
+def test_a_folder_that_is_deleted_during_a_run_is_named(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, vanishes: str
+) -> None:
+    class Deleting(Progress):
+        def expect(self, cells: int, rounds: int) -> None:
+            if vanishes == "before":
+                shutil.rmtree(tmp_path / "r")
+
+        def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
+            if vanishes != "before" and (tmp_path / "r" / "run.db").exists():
+                shutil.rmtree(tmp_path / "r")
+                if vanishes == "with an error":
+                    raise InputError("such as of a file that is missing")
+
+    with pytest.raises(StoreError, match=r"The run's folder .*r was deleted or moved while the run used it\."):
+        run(federation, task, tmp_path / "r", algorithms=fl.FedAvg(), progress=Deleting())
 
 
 def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(

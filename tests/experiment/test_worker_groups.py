@@ -205,7 +205,7 @@ class Heard(Silent):
     def begin(self, cell: str, done: int, rounds: int) -> None:
         self.said.append(("begin", cell, done))
 
-    def end(self, cell: str) -> None:
+    def end(self, cell: str, done: bool = True) -> None:
         self.said.append(("end", cell))
 
 

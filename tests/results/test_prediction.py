@@ -367,6 +367,13 @@ def test_a_file_that_is_not_utf_8_is_explained(tmp_path: Path) -> None:
     assert list(predict_file(made, tmp_path / "new.csv", encoding="latin-1")) == [["ä", "prediction"], ["2", "1"]]
 
 
+def test_an_excel_workbook_is_refused_with_how_to_save_it(tmp_path: Path) -> None:
+    made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
+    (tmp_path / "new.xlsx").write_bytes(b"PK\x03\x04" + bytes(range(256)))
+    with pytest.raises(InputError, match=r"^The file new\.xlsx is an Excel workbook .*: save the sheet as CSV"):
+        list(predict_file(made, tmp_path / "new.xlsx"))
+
+
 def test_cautions_are_about_all_rows_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.data.csv_text.ROWS", 2)
     columns = (Column(name="age"), Column(name="bmi"))

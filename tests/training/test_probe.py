@@ -98,14 +98,25 @@ def test_a_model_for_other_data_is_refused_with_the_shape_of_an_example() -> Non
 
 
 def test_a_shipped_model_for_other_data_is_named_with_one_that_takes_it() -> None:
+    two_classes = replace(federation((20,)), classes=("a", "b"))
     with pytest.raises(InputError, match=r'model digits_mlp does not take the data.* Set model = "mlp" in \[task\]'):
+        probe(two_classes, Task("digits_mlp"))
+
+
+def test_a_shipped_model_for_other_data_is_named_with_its_number_of_classes() -> None:
+    lines = r'outputs: set in \[task\]\n  model = "mlp"\n  args = \{ classes = 3 \}$'
+    with pytest.raises(InputError, match=f"mlp takes any number of features. The classes are a, b, c. .*{lines}"):
         probe(federation((20,)), Task("digits_mlp"))
+    misspelt = replace(federation((20,)), classes=("Benign", "benign", "malignant"))
+    with pytest.raises(InputError, match=f"are they spelt differently at some clients. If they really .*{lines}"):
+        probe(misspelt, Task("digits_mlp"))
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_too_few_outputs_for_the_classes_are_refused(outputs: int) -> None:
     message = (
-        f"The model gives {outputs} outputs per example, but the labels have 3 classes. Its last layer needs 3 outputs."
+        f"The model gives {outputs} outputs per example, but the labels have 3 classes. The classes are a, b, c. "
+        "The model's last layer needs 3 outputs.$"
     )
     with pytest.raises(InputError, match=message):
         probe(federation((20,)), Task(lambda: linear(outputs)))
@@ -114,15 +125,16 @@ def test_too_few_outputs_for_the_classes_are_refused(outputs: int) -> None:
 @pytest.mark.parametrize(
     ("classes", "said"),
     [
-        (("alive", "dead", "gone"), r"Set args = \{ classes = 3 \} in \[task\]\. The classes are alive, dead, gone\.$"),
+        (("alive", "dead", "gone"), r"are alive, dead, gone\. .*: set args = \{ classes = 3 \} in \[task\]\.$"),
         (
             ("2020-01-01", "2020-01-02", "2020-01-03"),
-            "They look like dates, such as 2020-01-01, .*choose another label",
+            "The classes look like dates, such as 2020-01-01, .*choose another label",
         ),
         (("1", "2", "3"), 'If they are numbers to predict, set task = "regression"'),
         (
             ("DEAD", "alive", "dead"),
-            "Some may mean the same \\(DEAD, dead\\): are they spelt differently at some clients?",
+            r"Some may mean the same \(DEAD, dead\): are they spelt differently at some clients\? "
+            r"If they really are 3 classes, .*: set args = \{ classes = 3 \} in \[task\]\.$",
         ),
     ],
 )
@@ -153,12 +165,8 @@ def test_a_metric_of_a_class_that_does_not_exist_is_refused(name: str) -> None:
 
 
 def test_more_outputs_than_named_classes_of_a_table_are_refused() -> None:
-    too_many = (
-        r"The model gives 5 outputs per example, but the labels have 3 classes: .* Its last layer needs 3 outputs\."
-    )
-    with pytest.raises(
-        InputError, match=rf"{too_many} Set args = \{{ classes = 3 \}} in \[task\]\. The classes are a, b, c"
-    ):
+    too_many = "The model gives 5 outputs per example, but the labels have 3 classes: .* last layer needs 3 outputs"
+    with pytest.raises(InputError, match=rf"{too_many}: set args = \{{ classes = 3 \}} in \[task\]\.$"):
         probe(federation((20,)), Task("logistic", args={"classes": 5}))
     of_numbers = replace(federation((20,)), classes=("0", "1", "2"))
     table = replace(of_numbers, preprocessing=Preprocessing(label=("outcome",)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 
+from fedloom.data.sources.archive import SAVE_AS_CSV
 from fedloom.data.sources.base import Source
 from fedloom.data.sources.custom import custom
 from fedloom.discovery import discover
-from fedloom.errors import unknown
+from fedloom.errors import InputError, unknown
 
 __all__ = ["SOURCES", "Source", "source"]
 
@@ -29,6 +30,8 @@ def source(name: str) -> type[Source]:
     """
     if ":" in name:
         return custom(name)
+    if name.lower() in ("excel", "xlsx", "xls", "ods"):
+        raise InputError(f"There is no source '{name}': {SAVE_AS_CSV} and use source = \"csv\".")
     if name not in SOURCES:
         raise unknown("source", name, SOURCES, "or your own function as 'my_module:loader' or 'file.py:loader'")
     return SOURCES[name]

@@ -21,6 +21,11 @@ OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open, ".
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
 NOT_TEXT = (*UNREADABLE, UnicodeError)  # what reading a text file may raise
+SAVE_AS_CSV = "save the sheet as CSV (in Excel: CSV UTF-8)"
+WORKBOOKS = {  # by their first bytes, because the ending may say .csv
+    b"PK\x03\x04": f"an Excel workbook or a zip archive: {SAVE_AS_CSV}, or unpack the archive,",
+    b"\xd0\xcf\x11\xe0": f"an Excel workbook: {SAVE_AS_CSV}",
+}
 
 
 @contextmanager
@@ -61,7 +66,7 @@ def contents(path: Path, wanted: Callable[[str], object]) -> Iterator[tuple[str,
 def open_text(file: Path | IO[bytes], name: str, encoding: str | None = None) -> TextIO:
     """Open a text file, without an encoding in UTF-8, decompressed if its name ends in .gz, .xz or .bz2.
 
-    If its first bytes say that it is in UTF-16 or UTF-32, it is read so whatever the encoding.
+    If its first bytes say that it is in UTF-16 or UTF-32, it is read so whatever the encoding. A workbook is refused.
     """
     opener = OPENERS.get(Path(name).suffix.lower(), open)
     if encoding is not None and isinstance(file, Path) and _has_one_byte_characters(encoding):
@@ -70,11 +75,13 @@ def open_text(file: Path | IO[bytes], name: str, encoding: str | None = None) ->
     is_open = opener is open and not isinstance(file, Path)
     buffered: io.BufferedReader[Any] = io.BufferedReader(file if is_open else opener(file, "rb"))
     try:
-        marked = _marked_encoding(buffered.peek(4))
+        first = buffered.peek(4)
+        if workbook := WORKBOOKS.get(first[:4]):
+            raise InputError(f"The file {name} is {workbook} and give that file.")
     except BaseException:  # such as of a damaged archive
         buffered.close()
         raise
-    return io.TextIOWrapper(buffered, encoding=marked or encoding or "utf-8-sig", newline="")
+    return io.TextIOWrapper(buffered, encoding=_marked_encoding(first) or encoding or "utf-8-sig", newline="")
 
 
 def _marked_encoding(first: bytes) -> str | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.data.csv_text import as_float
 from fedloom.data.federation import Dataset, as_dataset
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, about_path, nearest
 from fedloom.record import Record
 
 Task = Literal["auto", "classification", "regression"]
@@ -49,7 +49,7 @@ def locate(base: Path, path: Path) -> Path:
     found = base / expanded(path)
     if not found.exists():
         beside = [other.name for other in found.parent.iterdir()] if found.parent.is_dir() else []
-        hint = nearest(found.name, beside)
+        hint = about_path(path) or nearest(found.name, beside)
         if (base / "run.db").exists() and not path.is_absolute():
             hint = " This is a run's copy of its experiment file: move it to the folder of the original first."
         raise InputError(f"There is no file or folder {found}. Relative paths start at {base.resolve()}.{hint}")

@@ -50,6 +50,8 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "mnist").mkdir()
     with pytest.raises(InputError, match=r"no file or folder .*mnits.*Relative paths start at .*Did you mean 'mnist'"):
         load("mnist", tmp_path, path="mnits")
+    with pytest.raises(InputError, match=r"In double quotes a backslash means more than itself: write paths with /"):
+        load("mnist", tmp_path, path="data\bmnist")
     (tmp_path / "run.db").touch()
     with pytest.raises(InputError, match="This is a run's copy of its experiment file: move it to the folder"):
         load("mnist", tmp_path, path="mnits")

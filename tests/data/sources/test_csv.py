@@ -174,6 +174,17 @@ def test_a_table_in_another_encoding(tmp_path: Path) -> None:
         load("csv", tmp_path, path="data.csv", label="y")
 
 
+@pytest.mark.parametrize("encoding", [None, "latin-1"])
+@pytest.mark.parametrize("name", ["real.xlsx", "real.csv"])
+@pytest.mark.parametrize("first", [b"PK\x03\x04", b"\xd0\xcf\x11\xe0"])
+def test_an_excel_workbook_is_recognised_by_its_content(
+    tmp_path: Path, first: bytes, name: str, encoding: str | None
+) -> None:
+    (tmp_path / name).write_bytes(first + bytes(range(256)))
+    with pytest.raises(InputError, match=rf"{name} is an Excel workbook.*: save the sheet as CSV .*give that file"):
+        load("csv", tmp_path, path=name, label="y", encoding=encoding)
+
+
 def test_pandas_and_pyplot_are_not_imported(tmp_path: Path) -> None:
     path = table(tmp_path)
     code = f"""

@@ -15,6 +15,12 @@ def test_unknown_sources_are_explained() -> None:
         source("digit")
 
 
+@pytest.mark.parametrize("name", ["excel", "xlsx", "XLS"])
+def test_excel_as_a_source_is_answered_with_csv(name: str) -> None:
+    with pytest.raises(InputError, match=rf"no source '{name}': save the sheet as CSV .* and use source = \"csv\"\.$"):
+        source(name)
+
+
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_unknown_fields_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="no parameter 'colour'"):
