@@ -127,7 +127,8 @@ def compare(
         for line in [*result_in_words(run, pairs=base is None), *(f"Caution: {text}" for text in cautions), *differs]:
             print(visible_lines(line))
         write = print
-        for one in [*made[:1], *(one for one in made if one.name == "differences")]:
+        pairs = tables.paired_differences(run, base, explain=False)  # the saved tables say how to read them
+        for one in [*made[:1], *(one for one in pairs if one.name == "differences")]:
             print_rows(one)
     write(f"Tables: {to}")
     for path in (path for path in written if path.suffix == ".png"):

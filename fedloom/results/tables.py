@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,7 +32,7 @@ from fedloom.results.statistics import (
 from fedloom.results.table import Table, Value, show
 
 LAST = 10  # rounds at the end of a curve whose mean the table has
-MOST_SENTENCES = 6  # with more pairs of algorithms, the note has no sentence about each
+MOST_NAMED = 6  # of more pairs that differ clearly, a note does not say which ones
 
 
 def all_tables(run: RunData) -> list[Table]:
@@ -133,8 +132,11 @@ def comparison(run: RunData) -> Iterator[Table]:
             yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)
 
 
-def paired_differences(run: RunData, baseline: str | None = None) -> Iterator[Table]:
-    """All pairs of algorithms, or those with a baseline: in the main comparison, after training and universal."""
+def paired_differences(run: RunData, baseline: str | None = None, *, explain: bool = True) -> Iterator[Table]:
+    """All pairs of algorithms, or those with a baseline: in the main comparison, after training and universal.
+
+    With `explain`, notes also say how to read the tables. What a note has said, later ones do not repeat.
+    """
     main = main_comparison(run)
     if main is None:
         return
@@ -143,13 +145,18 @@ def paired_differences(run: RunData, baseline: str | None = None) -> Iterator[Ta
         "_after_training": after_training_comparison(run, main.metric.name),
         "_universal": universal_comparison(run, main.metric.name),
     }
+    said: set[str] = set()
     for ending, one in measured.items():
         if one is not None and len(one.values) > 1 and (baseline is None or baseline in one.values):
-            yield _paired_differences(f"differences{ending}", one, baseline)
+            found = differences(one.values, baseline)
+            new = [text for text in how_to_read(found, one.one_split) if explain and text not in said]
+            said.update(new)
+            yield _paired_differences(f"differences{ending}", one, found, new)
 
 
-def _paired_differences(name: str, comparison: Comparison, baseline: str | None = None) -> Table:
-    found = differences(comparison.values, baseline)
+def _paired_differences(
+    name: str, comparison: Comparison, found: Sequence[Difference], explanations: Sequence[str] = ()
+) -> Table:
     rows: list[tuple[Value, ...]] = []
     for each in found:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread
@@ -171,7 +178,7 @@ def _paired_differences(name: str, comparison: Comparison, baseline: str | None 
     kept = 8 if ranked else 7 if tested else 6  # leave out columns of p-values that no pair has
     unit = " (percentage points)" if comparison.metric.percent else ""
     title = f"Paired differences over the same seeds: {comparison.title}{unit}"
-    note = " ".join(verdict(found, comparison.metric, comparison.one_split))
+    note = " ".join([*verdict(found, comparison.metric, comparison.one_split), *explanations])
     paper_note = " ".join(_note_for_a_paper(found, comparison.metric, comparison.one_split))
     return Table(name, title, columns[:kept], tuple(row[:kept] for row in rows), kinds[:kept], note, paper_note)
 
@@ -188,38 +195,55 @@ def _note_for_a_paper(found: Sequence[Difference], metric: MetricInfo, one_split
 
 
 def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = False) -> Iterator[str]:
-    """What all pairs together show, in sentences."""
-    pairs = "one pair" if len(found) == 1 else f"{len(found)} pairs"
+    """What the pairs of one table show, in sentences."""
+    better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
     if not any(each.spread.count > 1 for each in found):
         yield say("differences", "one_seed")
+    elif len(found) == 1:
+        yield in_words(found[0], metric=metric.name, percent=metric.percent, one_split=one_split, **better)
+    else:
+        counted, why = _clear_pairs(found, metric.higher_is_better)
+        yield say("differences", "counted", counted=counted, why=why, where=HERE if one_split else "")
+        alike = [f"{each.first} − {each.second}" for each in found if each.spread.std == 0]
+        if alike:
+            yield say("differences", "no_width", pairs=", ".join(alike))
+
+
+def how_to_read(found: Sequence[Difference], one_split: bool) -> Iterator[str]:
+    """What the intervals and tests of a table of pairs are, in sentences; nothing for one seed, which has none."""
+    most = max(each.spread.count for each in found)
+    if most < 2:
         return
-    counted, why = _clear_pairs(found)
-    together = "one_pair" if len(found) == 1 else "together"
-    yield say("differences", together, counted=counted, why=why, where=HERE if one_split else "")
+    pairs = "one pair" if len(found) == 1 else f"{len(found)} pairs"
+    yield say("differences", "one_pair" if len(found) == 1 else "together")
     if one_split:
         yield say("result", "one_split")
     ranked, needed = any(each.rank_p is not None for each in found), seeds_for_a_rank_test(len(found))
     yield say("differences", "rank_test" if ranked else "no_rank_test", needed=needed, pairs=pairs)
-    for each in found if len(found) <= MOST_SENTENCES else ():
-        better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
-        yield in_words(each, metric=metric.name, percent=metric.percent, one_split=one_split, **better)
-    few = all(math.isnan(each.effect) for each in found)
-    yield say("differences", "no_effect_size" if few else "effect_size", needed=FOR_EFFECTS)
+    yield say("differences", "effect_size" if most >= FOR_EFFECTS else "no_effect_size", needed=FOR_EFFECTS)
 
 
-def _clear_pairs(found: Sequence[Difference]) -> tuple[str, str]:
-    """How many pairs differ clearly, as the beginning of a sentence, and why."""
-    count, clear = len(found), sum(each.clear for each in found)
-    if clear == 0:
-        counted = "The pair does not differ" if count == 1 else f"Of {count} pairs, none differs"
-        if not all(each.spread.std > 0 for each in found):  # the same in every seed, or one seed
-            return counted, "no interval that has a width excludes zero"
-        return counted, f"{'its' if count == 1 else 'every'} interval includes zero"
-    if clear == count:
-        counted = {1: "The pair differs", 2: "Both pairs differ"}.get(count, f"All {count} pairs differ")
-        return counted, f"{'its' if count == 1 else 'every'} interval excludes zero"
-    some = "its interval excludes" if clear == 1 else "their intervals exclude"
-    return f"Of {count} pairs, {clear} {'differs' if clear == 1 else 'differ'}", f"{some} zero"
+def _clear_pairs(found: Sequence[Difference], higher_is_better: bool) -> tuple[str, str]:
+    """How many of several pairs differ clearly, as the beginning of a sentence, and which ones or why."""
+    clear = [each for each in found if each.clear]
+    if not clear:
+        why = (
+            "every interval includes zero"
+            if all(each.spread.std > 0 for each in found)
+            else "no interval excludes zero"
+        )
+        return f"Of {len(found)} pairs, none differs", why
+    counted = f"Of {len(found)} pairs, {len(clear)} {'differs' if len(clear) == 1 else 'differ'}"
+    if len(clear) == len(found):
+        counted = "Both pairs differ" if len(found) == 2 else f"All {len(found)} pairs differ"
+    if len(clear) > MOST_NAMED:
+        return counted, "their intervals exclude zero"
+    sides = [
+        (each.first, each.second) if (each.spread.mean > 0) == higher_is_better else (each.second, each.first)
+        for each in clear
+    ]
+    (best, worst), *others = sides
+    return counted, ", ".join([f"{best} is better than {worst}", *(f"{one} than {other}" for one, other in others)])
 
 
 def target_costs(run: RunData, label: str, metric: str, target: float) -> list[tuple[float, ...] | None]:
