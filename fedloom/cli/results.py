@@ -118,8 +118,7 @@ def compare(
     write_tables(made, to)
     written = figures.write(figures.draw_comparison(run), to)
     if as_json:
-        numbers = {one.name: one for one in tables.overview_numbers(run)}
-        shown = [numbers.get(one.name, one) for one in made]
+        shown = [one.for_programs for one in made]
         content = [{"name": one.name, "columns": one.columns, "rows": one.rows, "note": one.note} for one in shown]
         told = {"differ": differs, "cautions": cautions}
         write = print_json({"folder": str(to), "runs": list(map(str, folders)), **told, "tables": content})

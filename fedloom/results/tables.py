@@ -23,6 +23,7 @@ from fedloom.results.sentences import say
 from fedloom.results.statistics import (
     FOR_EFFECTS,
     Difference,
+    Spread,
     differences,
     in_words,
     known_mean,
@@ -49,29 +50,39 @@ def overview(run: RunData) -> Iterator[Table]:
     for metric in run.metrics:
         found = comparisons(run, metric)
         labels = [label for label in run.labels if any(label in one.values for one in found)]
-        rows = tuple((label, *(_mean_and_interval(one, label) for one in found)) for label in labels)
-        if rows:
+        if labels:
+            name, title, note = f"overview_{metric}", f"Results: {metric}", _overview_note(found)
+            spreads = {label: [spread(list(one.values.get(label, {}).values())) for one in found] for label in labels}
+            numbers = tuple((label, *(each for one in spreads[label] for each in _numbers(one))) for label in labels)
+            columns = ("algorithm", *(text for one in found for text in (one.way, f"{one.way}, ±")))
+            kinds = ("text", *["number"] * (len(columns) - 1))
+            for_programs = _with_seeds(Table(name, title, columns, numbers, kinds, note), found)
+            rows = tuple((label, *(_shown(one, run.metric(metric)) for one in spreads[label])) for label in labels)
             columns, kinds = ("algorithm", *(one.way for one in found)), ("text", *["shown"] * len(found))
-            note = _note_over_seeds(found, "overview")
-            if any(one.key.startswith("pooled") for one in found):
-                note += " " + say("note", "pooled")
-            if any(one.drawn for one in found):
-                note += " " + say("note", "drawn")
-            table = Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
-            yield _with_seeds(table, found)
+            yield _with_seeds(Table(name, title, columns, rows, kinds, note, numbers=for_programs), found)
 
 
-def overview_numbers(run: RunData) -> Iterator[Table]:
-    """The overview for programs: the mean and half of the interval are two numbers, in a column each."""
-    for table in overview(run):
-        found = comparisons(run, table.name.removeprefix("overview_"))
-        columns = ("algorithm", *(name for one in found for name in (one.way, f"{one.way}, ±")))
-        kinds = ("text", *["number"] * (len(columns) - 1))
-        rows = []
-        for label, *_ in table.rows:
-            spreads = [spread(list(one.values.get(str(label), {}).values())) for one in found]
-            rows.append((label, *(value for one in spreads for value in (one.mean, one.mean - one.low))))
-        yield _with_seeds(replace(table, columns=columns, rows=tuple(rows), kinds=kinds), found)
+def _overview_note(found: Sequence[Comparison]) -> str:
+    counts = _seed_counts(found)
+    alike = any(spread(list(values.values())).std == 0 for one in found for values in one.values.values())
+    parts = {
+        "same_number": alike,
+        "universal": counts != {1} and any(one.key == "universal" for one in found),
+        "phases": counts != {1},
+        "pooled": any(one.key.startswith("pooled") for one in found),
+        "drawn": any(one.drawn for one in found),
+    }
+    return " ".join([_note_over_seeds(found, "overview"), *(say("note", part) for part, here in parts.items() if here)])
+
+
+def _numbers(over_seeds: Spread) -> tuple[float, float | None]:
+    """The mean and half of the interval; None if there is none: without a width, it would look like certainty."""
+    return over_seeds.mean, over_seeds.mean - over_seeds.low if over_seeds.std > 0 else None
+
+
+def _shown(over_seeds: Spread, metric: MetricInfo) -> str:
+    mean, half = _numbers(over_seeds)
+    return show(mean, metric.number_format) + ("" if half is None else f" ± {show(half, metric.deviation_format)}")
 
 
 def _with_seeds(table: Table, found: Sequence[Comparison]) -> Table:
@@ -98,16 +109,6 @@ def _note_over_seeds(found: Sequence[Comparison], name: str) -> str:
     if counts == {1}:
         return say("note", "one_seed")
     return say("note", name, seeds=f"{counts.pop()} seeds" if len(counts) == 1 else "the seeds of each row")
-
-
-def _mean_and_interval(comparison: Comparison, label: str) -> str:
-    over_seeds = spread(list(comparison.values.get(label, {}).values()))
-    mean = show(over_seeds.mean, comparison.metric.number_format)
-    if over_seeds.count < 2:
-        return mean
-    if over_seeds.std == 0:
-        return f"{mean}, the same in all seeds"  # an interval without a width would look like certainty
-    return f"{mean} ± {show(over_seeds.mean - over_seeds.low, comparison.metric.deviation_format)}"
 
 
 def comparison(run: RunData) -> Iterator[Table]:

@@ -193,7 +193,8 @@ def test_rows_say_over_how_many_seeds_they_are_if_runs_differ_in_that(comparison
     with Store(other) as store:
         sql("UPDATE cells SET status = 'stopped' WHERE seed = 2")(store)
     run = combine([comparison, other]).choose(["fedavg"])
-    shown, numbers = next(tables.overview(run)), next(tables.overview_numbers(run))
+    shown = next(tables.overview(run))
+    numbers = shown.for_programs
     for table in (shown, numbers):
         assert (table.columns[1], [row[:2] for row in table.rows]) == (
             "seeds",
@@ -234,8 +235,10 @@ def test_numbers_that_are_equal_in_all_seeds_have_no_interval(comparison: Path, 
     assert ", the same in all 2 seeds)" in first
     alike = [text for text in cautions(run) if "an interval would have no width" in text]
     assert "fedavg (other) ends with the same accuracy in every seed" in " ".join(alike)
-    rows = {row[0]: row[1] for row in next(tables.overview(run)).rows}
-    assert rows["fedavg (other)"] == "99.00 %, the same in all seeds"
+    overview = next(tables.overview(run))
+    assert {row[0]: row[1] for row in overview.rows}["fedavg (other)"] == "99.00 %"
+    assert "Where several seeds have the same number, there is no ±." in overview.note
+    assert {row[0]: row[1:3] for row in overview.for_programs.rows}["fedavg (other)"] == (0.99, None)
     full = next(tables.comparison(run))
     (row,) = (
         dict(zip(full.columns, row, strict=True)) for row in full.rows if row[1] == "fedavg (other)" and row[3] == 0

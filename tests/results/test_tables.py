@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import shutil
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedloom.experiment.store import Store
 from fedloom.results import curve_numbers, headline
 from fedloom.results.comparisons import Comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.statistics import differences
 from fedloom.results.table import Table
-from fedloom.results.tables import _paired_differences, fairness, how_to_read, paired_differences, target_costs, verdict
+from fedloom.results.tables import (
+    _paired_differences,
+    all_tables,
+    fairness,
+    how_to_read,
+    paired_differences,
+    target_costs,
+    verdict,
+)
 from tests.results.helpers import named
 
 ACCURACY = MetricInfo("accuracy", True, True)
@@ -31,6 +44,17 @@ def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> Non
     shown = f"{100 * statistics.fmean(values):.2f} % ± {100 * half:.2f}"
     assert row[table.columns.index("after local training, universal test (drawn clients)")] == shown
     assert row[1] == "–"  # no global model
+    (row,) = (row for row in csv.DictReader(io.StringIO(table.csv())) if row["algorithm"] == "local")
+    universal = "after local training, universal test (drawn clients)"
+    assert (float(row[universal]), float(row[f"{universal}, ±"])) == pytest.approx((statistics.fmean(values), half))
+
+
+def test_notes_explain_the_universal_test_only_if_there_is_one(comparison: Path, tmp_path: Path) -> None:
+    assert "universal test" in named(RunData.read(comparison), "overview_accuracy").note
+    without = Path(shutil.copytree(comparison, tmp_path / "without"))
+    with Store(without) as store, store._transaction() as database:
+        database.execute("DELETE FROM client_metrics WHERE phase = 'universal'")
+    assert not any("universal" in table.note for table in all_tables(RunData.read(without)))
 
 
 def test_notes_say_what_a_rank_test_needs_and_what_a_pair_shows() -> None:
