@@ -297,12 +297,19 @@ class RunData:
     @cached_property
     def sampling(self) -> Sampling | None:
         """How clients are drawn (with one seed, the same ones for every algorithm); None if all are, or if unknown."""
-        try:
-            found = Sampling(**(self.description.get("cohort") or {}))
-        except InputError:  # a program's own way of drawing clients is not in the description
+        found = self.known_sampling
+        if found is None:
             return None
         everybody = found.sampling == "fixed" and found.size(len(self.clients)) == len(self.clients)
         return None if everybody else found
+
+    @cached_property
+    def known_sampling(self) -> Sampling | None:
+        """How clients are drawn, even if all are; None if unknown."""
+        try:
+            return Sampling(**(self.description.get("cohort") or {}))
+        except InputError:  # a program's own way of drawing clients is not in the description
+            return None
 
     def _stored_values(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
         def read(store: Store) -> ClientValues:
