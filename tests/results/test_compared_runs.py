@@ -218,6 +218,17 @@ def test_a_mean_that_is_best_over_other_seeds_is_not_called_above_one_that_wins_
     assert list(_against_others("a", ["b"], one)) == ["It is below b (the 95 % interval excludes zero)."]
 
 
+def test_cautions_about_the_numbers_of_compared_algorithms_are_repeated(comparison: Path, other: Path) -> None:
+    with Store(other) as store:
+        sql("UPDATE server_metrics SET value = 9 WHERE metric = 'loss' AND round = 5")(store)
+        sql("UPDATE server_metrics SET value = 3 WHERE metric = 'loss' AND round < 5")(store)
+    run = combine([comparison, other])
+    diverged = [text for text in cautions(run) if "may diverge or overfit" in text]
+    assert [text.partition(" may ")[0] for text in diverged] == ["fedavg (other)", "pooled (other)"]
+    few = [text for text in cautions(run.choose(["fedavg"])) if "may diverge or overfit" in text]
+    assert few == diverged[:1]  # the others are not compared
+
+
 def test_few_seeds_in_common_are_cautioned(comparison: Path, other: Path) -> None:
     for folder, seed in ((comparison, 1), (other, 2)):
         copied = Path(shutil.copytree(folder, other.parent / f"without-{seed}"))
