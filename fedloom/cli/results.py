@@ -118,8 +118,7 @@ def compare(
     write_tables(made, to)
     written = figures.write(figures.draw_comparison(run), to)
     if as_json:
-        numbers = {one.name: one for one in tables.overview_numbers(run)}
-        shown = [numbers.get(one.name, one) for one in made]
+        shown = [one.for_programs for one in made]
         content = [{"name": one.name, "columns": one.columns, "rows": one.rows, "note": one.note} for one in shown]
         told = {"differ": differs, "cautions": cautions}
         write = print_json({"folder": str(to), "runs": list(map(str, folders)), **told, "tables": content})
@@ -127,7 +126,8 @@ def compare(
         for line in [*result_in_words(run, pairs=base is None), *(f"Caution: {text}" for text in cautions), *differs]:
             print(visible_lines(line))
         write = print
-        for one in [*made[:1], *(one for one in made if one.name == "differences")]:
+        pairs = tables.paired_differences(run, base, explain=False)  # the saved tables say how to read them
+        for one in [*made[:1], *(one for one in pairs if one.name == "differences")]:
             print_rows(one)
     write(f"Tables: {to}")
     for path in (path for path in written if path.suffix == ".png"):

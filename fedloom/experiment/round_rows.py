@@ -38,6 +38,8 @@ def tabulate(record: RoundRecord, task: Task, fetching: Collection[int] = ()) ->
     for client in fetching:
         up, down = traffic[client]
         traffic[client] = up, down + size(task.frozen)
+    if record.federation is not None and record.federation.everyone in traffic:
+        traffic[record.federation.everyone] = 0, 0  # the pooled baseline trains where the data is: it sends no weights
     up, down = (sum(each) for each in zip(*traffic.values(), strict=True)) if traffic else (0, 0)
     clients: list[tuple[Any, ...]] = []
     pooled: list[tuple[Any, ...]] = []

@@ -14,7 +14,7 @@ from typing import Any
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import differences
 from fedloom.results.comparisons import main_comparison
-from fedloom.results.report_warnings import about_algorithms, about_seeds, about_weights
+from fedloom.results.report_warnings import about_algorithms, about_numbers, about_seeds, about_weights
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import Cell, RunData
 from fedloom.results.run_values import ClientValues, Curve
@@ -294,12 +294,25 @@ def cautions(run: ComparedRuns) -> Iterator[str]:
     if len(rounds) > 1:
         listed = "; ".join(f"{count} rounds: {', '.join(labels)}" for count, labels in rounds.items())
         yield say("caution", "other_rounds", rounds=listed)
+    for source, labels in _compared(run):
+        here = {there: label for label, (one, there) in run.sources.items() if one.folder == source.folder}
+        yield from (_renamed(text, here) for text in about_numbers(source, labels))
     yield from about_seeds(run)
     said: dict[str, None] = {}  # each sentence once
     for source, labels in _compared(run):
         said |= dict.fromkeys(about_algorithms(source, {*source.labels} - labels))
     yield from said
     yield from about_weights(run, run.sources)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """A sentence that begins with an algorithm's label in its run, with its label in the comparison instead.
+
+    >>> _renamed("fedavg may diverge.", {"fedavg": "fedavg (one)"})
+    'fedavg (one) may diverge.'
+    """
+    label = max((label for label in names if text.startswith(f"{label} ")), key=len, default="")
+    return names.get(label, "") + text.removeprefix(label)
 
 
 def _compared(run: ComparedRuns) -> list[tuple[RunData, set[str]]]:

@@ -66,11 +66,11 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
 
 def _has(run: RunData, table: PrivacyTable) -> Iterator[str]:
     """The protections, with the neighbours of the run's cohorts; those of an unknown cohort are not claimed."""
-    if run.sampling is None:
+    clients, drawing = len(run.clients), run.known_sampling
+    if not clients or drawing is None:
         return has(table)
-    clients = len(run.clients)
-    cohort = run.sampling.size(clients)
-    return has(table, cohort, run.sampling.sampling == "poisson" or cohort == clients)
+    cohort = drawing.size(clients)
+    return has(table, cohort, drawing.sampling == "poisson" or cohort == clients)
 
 
 def _prepared(run: RunData) -> Iterator[str]:

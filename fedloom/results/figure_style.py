@@ -177,8 +177,9 @@ def show_percent(axis: Any, percent: bool) -> None:
     if percent:
         from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10], min_n_ticks=3))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], min_n_ticks=3))
+        # rounded labels would look uneven, such as 98.8, 99 and 99.2 for steps of a quarter
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.6g} %"))
 
 
 def legend_size(labels: Sequence[str]) -> tuple[float, float]:

@@ -346,7 +346,7 @@ def _against(
             costs.append(cost(label, seed, rounds))
         if curves:
             mean, total = _mean_of_shortest(curves), _mean_of_shortest(costs)
-            if run.is_pooled(label) or not total[-1]:
+            if not total[-1]:
                 silent[label] = float(mean[-1])
             else:
                 lines[label] = (total, mean)

@@ -48,10 +48,11 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     return [caution for check in checks for caution in check(about)]
 
 
-def about_numbers(run: RunData) -> list[str]:
-    """The cautions without which final numbers mislead: the terminal shows them below its table."""
-    checks = (_left_out, _diverged, in_words, _same_weights, _incomparable)
-    return [caution for check in checks for caution in check(run)]
+def about_numbers(run: RunData, labels: Collection[str] | None = None) -> list[str]:
+    """The cautions without which final numbers, or those of some algorithms, mislead: for terminals, below tables."""
+    checks = (_left_out, _diverged, partial(in_words, whole=run), _same_weights, _incomparable)
+    about = run if labels is None else run.of_algorithms(labels)
+    return [caution for check in checks for caution in check(about)]
 
 
 def _unfinished(run: RunData) -> Iterator[str]:

@@ -67,8 +67,8 @@ class RunData:
             now = RunData._of(store, self.folder)
             for key, known in list(self._read.items()):  # other threads may add to it
                 values = isinstance(known, ClientValues)
-                if not values and key[0] == "participants":
-                    if known:  # the label trains at clients, or on everybody's examples
+                if not values and key[0] == "pooled":
+                    if known:  # a label that has not begun may still be pooled
                         now._read[key] = known
                     continue
                 place = key[:2] if values else key[1:]
@@ -297,12 +297,19 @@ class RunData:
     @cached_property
     def sampling(self) -> Sampling | None:
         """How clients are drawn (with one seed, the same ones for every algorithm); None if all are, or if unknown."""
-        try:
-            found = Sampling(**(self.description.get("cohort") or {}))
-        except InputError:  # a program's own way of drawing clients is not in the description
+        found = self.known_sampling
+        if found is None:
             return None
         everybody = found.sampling == "fixed" and found.size(len(self.clients)) == len(self.clients)
         return None if everybody else found
+
+    @cached_property
+    def known_sampling(self) -> Sampling | None:
+        """How clients are drawn, even if all are; None if unknown."""
+        try:
+            return Sampling(**(self.description.get("cohort") or {}))
+        except InputError:  # a program's own way of drawing clients is not in the description
+            return None
 
     def _stored_values(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
         def read(store: Store) -> ClientValues:
@@ -338,11 +345,13 @@ class RunData:
         return any(len(self.server_values(*cell, metric)[0]) for cell in self.cells for metric in self.metrics)
 
     def costs(self, label: str, seed: int) -> RoundCosts:
-        """Seconds and bytes of every round."""
+        """Seconds and bytes of every round. A pooled model is sent to nobody: it has no bytes."""
         rows = self.rows("rounds", label, seed)
         rounds, seconds = _column(rows, "round", np.int64), _column(rows, "seconds", np.float64)
-        counts = (_column(rows, name, np.int64) for name in ("bytes_up", "bytes_down", "participants"))
-        return RoundCosts(rounds, seconds, *counts)
+        up, down, participants = (_column(rows, name, np.int64) for name in ("bytes_up", "bytes_down", "participants"))
+        if self.is_pooled(label):  # older versions stored bytes
+            up, down = np.zeros_like(up), np.zeros_like(down)
+        return RoundCosts(rounds, seconds, up, down, participants)
 
     @property
     def has_clock(self) -> bool:

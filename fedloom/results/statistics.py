@@ -78,7 +78,7 @@ class Difference:
     second: str
     spread: Spread  # its interval holds together with those of the other pairs
     wins: int  # the number of seeds in which the first is higher
-    effect: float  # the mean difference in its standard deviations (Cohen's d_z); NaN with few seeds
+    effect: float  # the mean difference in its standard deviations (Cohen's d_z); NaN with few seeds or no spread
     p: float | None = None  # of the paired t test, corrected for the number of pairs; None without a spread
     rank_p: float | None = None  # of the signed-rank test, corrected; None if it cannot decide with these seeds
     pairs: int = 1
@@ -89,8 +89,11 @@ class Difference:
         return self.spread.std > 0 and (self.spread.low > 0 or self.spread.high < 0)
 
     def interval(self, share: bool) -> tuple[float, float]:
-        """Return the interval; that of two shares ends at 1, or 100 points, because they cannot be further apart."""
-        low, high = self.spread.low, self.spread.high
+        """Return the interval; that of two shares ends at 1, or 100 points, because they cannot be further apart.
+
+        It is NaN if all seeds differ by the same amount: without a width, it would look like certainty.
+        """
+        low, high = (self.spread.low, self.spread.high) if self.spread.std > 0 else (math.nan, math.nan)
         return (max(low, -1.0), min(high, 1.0)) if share else (low, high)
 
 
@@ -114,15 +117,14 @@ def difference(
     gaps = gaps[np.isfinite(gaps)]
     found = spread(gaps.tolist(), 1 - (1 - LEVEL) / pairs)
     wins = int((gaps > 0).sum())
-    enough = found.count >= FOR_EFFECTS
     if not found.std > 0:
-        effect = math.copysign(math.inf, found.mean) if found.mean else 0.0
-        return Difference(first, second, found, wins, effect if enough else math.nan, pairs=pairs)
+        return Difference(first, second, found, wins, math.nan, pairs=pairs)
     effect = found.mean / found.std
     p = 2 * float(t.sf(abs(effect) * math.sqrt(found.count), found.count - 1))
     decides = np.count_nonzero(gaps) >= seeds_for_a_rank_test(pairs)  # the test leaves out seeds without a difference
     rank_p = min(1.0, pairs * signed_rank(gaps)) if decides else None
-    return Difference(first, second, found, wins, effect if enough else math.nan, min(1.0, pairs * p), rank_p, pairs)
+    shown = effect if found.count >= FOR_EFFECTS else math.nan
+    return Difference(first, second, found, wins, shown, min(1.0, pairs * p), rank_p, pairs)
 
 
 def signed_rank(gaps: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
@@ -172,11 +174,11 @@ def in_words(
     values["gap"] = f"{gap}{unit.rstrip('s') if gap == '1' else unit}"
     if found.count == 1:
         return say("difference", "one_seed", **values)
+    if difference.p is None:
+        return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)
     together = " with the others" if difference.pairs > 1 else ""
     low, high = (show(side, "points" if percent else "difference") for side in difference.interval(share or percent))
     values["span"] = f"95 % interval{together} {low} to {high}{unit}, {found.count} seeds"
-    if difference.p is None:
-        return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)
     effect = "" if math.isnan(difference.effect) else f", effect size {difference.effect:.2g}".replace("-", "−")
     values["test"] = f"corrected p = {difference.p:.3g}{effect}"
     if difference.clear:

@@ -30,12 +30,18 @@ class Table:
     kinds: tuple[str, ...]  # how to show each column: text, or one of the kinds that `show` knows
     note: str = ""
     paper_note: str = ""  # what LaTeX has instead of a note that is too long for a paper
+    numbers: Table | None = None  # what programs read instead of a table whose cells are texts
+
+    @property
+    def for_programs(self) -> Table:
+        """The table with a number in each cell."""
+        return self.numbers or self
 
     def csv(self) -> str:
         """The table as CSV, with all digits of every number."""
-        out = io.StringIO()
+        out, table = io.StringIO(), self.for_programs
         writer = csv.writer(out, lineterminator="\n")
-        for row in (self.columns, *self.rows):
+        for row in (table.columns, *table.rows):
             writer.writerow(["" if missing(value) else for_spreadsheet(value) for value in row])
         return out.getvalue()
 

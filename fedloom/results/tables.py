@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from fedloom.results.sentences import say
 from fedloom.results.statistics import (
     FOR_EFFECTS,
     Difference,
+    Spread,
     differences,
     in_words,
     known_mean,
@@ -33,7 +33,7 @@ from fedloom.results.statistics import (
 from fedloom.results.table import Table, Value, show
 
 LAST = 10  # rounds at the end of a curve whose mean the table has
-MOST_SENTENCES = 6  # with more pairs of algorithms, the note has no sentence about each
+MOST_NAMED = 6  # of more pairs that differ clearly, a note does not say which ones
 
 
 def all_tables(run: RunData) -> list[Table]:
@@ -50,29 +50,39 @@ def overview(run: RunData) -> Iterator[Table]:
     for metric in run.metrics:
         found = comparisons(run, metric)
         labels = [label for label in run.labels if any(label in one.values for one in found)]
-        rows = tuple((label, *(_mean_and_interval(one, label) for one in found)) for label in labels)
-        if rows:
+        if labels:
+            name, title, note = f"overview_{metric}", f"Results: {metric}", _overview_note(found)
+            spreads = {label: [spread(list(one.values.get(label, {}).values())) for one in found] for label in labels}
+            numbers = tuple((label, *(each for one in spreads[label] for each in _numbers(one))) for label in labels)
+            columns = ("algorithm", *(text for one in found for text in (one.way, f"{one.way}, ±")))
+            kinds = ("text", *["number"] * (len(columns) - 1))
+            for_programs = _with_seeds(Table(name, title, columns, numbers, kinds, note), found)
+            rows = tuple((label, *(_shown(one, run.metric(metric)) for one in spreads[label])) for label in labels)
             columns, kinds = ("algorithm", *(one.way for one in found)), ("text", *["shown"] * len(found))
-            note = _note_over_seeds(found, "overview")
-            if any(one.key.startswith("pooled") for one in found):
-                note += " " + say("note", "pooled")
-            if any(one.drawn for one in found):
-                note += " " + say("note", "drawn")
-            table = Table(f"overview_{metric}", f"Results: {metric}", columns, rows, kinds, note)
-            yield _with_seeds(table, found)
+            yield _with_seeds(Table(name, title, columns, rows, kinds, note, numbers=for_programs), found)
 
 
-def overview_numbers(run: RunData) -> Iterator[Table]:
-    """The overview for programs: the mean and half of the interval are two numbers, in a column each."""
-    for table in overview(run):
-        found = comparisons(run, table.name.removeprefix("overview_"))
-        columns = ("algorithm", *(name for one in found for name in (one.way, f"{one.way}, ±")))
-        kinds = ("text", *["number"] * (len(columns) - 1))
-        rows = []
-        for label, *_ in table.rows:
-            spreads = [spread(list(one.values.get(str(label), {}).values())) for one in found]
-            rows.append((label, *(value for one in spreads for value in (one.mean, one.mean - one.low))))
-        yield _with_seeds(replace(table, columns=columns, rows=tuple(rows), kinds=kinds), found)
+def _overview_note(found: Sequence[Comparison]) -> str:
+    counts = _seed_counts(found)
+    alike = any(spread(list(values.values())).std == 0 for one in found for values in one.values.values())
+    parts = {
+        "same_number": alike,
+        "universal": counts != {1} and any(one.key == "universal" for one in found),
+        "phases": counts != {1},
+        "pooled": any(one.key.startswith("pooled") for one in found),
+        "drawn": any(one.drawn for one in found),
+    }
+    return " ".join([_note_over_seeds(found, "overview"), *(say("note", part) for part, here in parts.items() if here)])
+
+
+def _numbers(over_seeds: Spread) -> tuple[float, float | None]:
+    """The mean and half of the interval; None if there is none: without a width, it would look like certainty."""
+    return over_seeds.mean, over_seeds.mean - over_seeds.low if over_seeds.std > 0 else None
+
+
+def _shown(over_seeds: Spread, metric: MetricInfo) -> str:
+    mean, half = _numbers(over_seeds)
+    return show(mean, metric.number_format) + ("" if half is None else f" ± {show(half, metric.deviation_format)}")
 
 
 def _with_seeds(table: Table, found: Sequence[Comparison]) -> Table:
@@ -101,16 +111,6 @@ def _note_over_seeds(found: Sequence[Comparison], name: str) -> str:
     return say("note", name, seeds=f"{counts.pop()} seeds" if len(counts) == 1 else "the seeds of each row")
 
 
-def _mean_and_interval(comparison: Comparison, label: str) -> str:
-    over_seeds = spread(list(comparison.values.get(label, {}).values()))
-    mean = show(over_seeds.mean, comparison.metric.number_format)
-    if over_seeds.count < 2:
-        return mean
-    if over_seeds.std == 0:
-        return f"{mean}, the same in all seeds"  # an interval without a width would look like certainty
-    return f"{mean} ± {show(over_seeds.mean - over_seeds.low, comparison.metric.deviation_format)}"
-
-
 def comparison(run: RunData) -> Iterator[Table]:
     """One row per algorithm and way of measuring: mean, standard deviation and interval over seeds."""
     columns = ("measured", "algorithm", "mean", "std over seeds", "95 % low", "95 % high", "seeds")
@@ -133,8 +133,11 @@ def comparison(run: RunData) -> Iterator[Table]:
             yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)
 
 
-def paired_differences(run: RunData, baseline: str | None = None) -> Iterator[Table]:
-    """All pairs of algorithms, or those with a baseline: in the main comparison, after training and universal."""
+def paired_differences(run: RunData, baseline: str | None = None, *, explain: bool = True) -> Iterator[Table]:
+    """All pairs of algorithms, or those with a baseline: in the main comparison, after training and universal.
+
+    With `explain`, notes also say how to read the tables. What a note has said, later ones do not repeat.
+    """
     main = main_comparison(run)
     if main is None:
         return
@@ -143,13 +146,18 @@ def paired_differences(run: RunData, baseline: str | None = None) -> Iterator[Ta
         "_after_training": after_training_comparison(run, main.metric.name),
         "_universal": universal_comparison(run, main.metric.name),
     }
+    said: set[str] = set()
     for ending, one in measured.items():
         if one is not None and len(one.values) > 1 and (baseline is None or baseline in one.values):
-            yield _paired_differences(f"differences{ending}", one, baseline)
+            found = differences(one.values, baseline)
+            new = [text for text in how_to_read(found, one.one_split) if explain and text not in said]
+            said.update(new)
+            yield _paired_differences(f"differences{ending}", one, found, new)
 
 
-def _paired_differences(name: str, comparison: Comparison, baseline: str | None = None) -> Table:
-    found = differences(comparison.values, baseline)
+def _paired_differences(
+    name: str, comparison: Comparison, found: Sequence[Difference], explanations: Sequence[str] = ()
+) -> Table:
     rows: list[tuple[Value, ...]] = []
     for each in found:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread
@@ -171,7 +179,7 @@ def _paired_differences(name: str, comparison: Comparison, baseline: str | None 
     kept = 8 if ranked else 7 if tested else 6  # leave out columns of p-values that no pair has
     unit = " (percentage points)" if comparison.metric.percent else ""
     title = f"Paired differences over the same seeds: {comparison.title}{unit}"
-    note = " ".join(verdict(found, comparison.metric, comparison.one_split))
+    note = " ".join([*verdict(found, comparison.metric, comparison.one_split), *explanations])
     paper_note = " ".join(_note_for_a_paper(found, comparison.metric, comparison.one_split))
     return Table(name, title, columns[:kept], tuple(row[:kept] for row in rows), kinds[:kept], note, paper_note)
 
@@ -188,38 +196,55 @@ def _note_for_a_paper(found: Sequence[Difference], metric: MetricInfo, one_split
 
 
 def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = False) -> Iterator[str]:
-    """What all pairs together show, in sentences."""
-    pairs = "one pair" if len(found) == 1 else f"{len(found)} pairs"
+    """What the pairs of one table show, in sentences."""
+    better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
     if not any(each.spread.count > 1 for each in found):
         yield say("differences", "one_seed")
+    elif len(found) == 1:
+        yield in_words(found[0], metric=metric.name, percent=metric.percent, one_split=one_split, **better)
+    else:
+        counted, why = _clear_pairs(found, metric.higher_is_better)
+        yield say("differences", "counted", counted=counted, why=why, where=HERE if one_split else "")
+        alike = [f"{each.first} − {each.second}" for each in found if each.spread.std == 0]
+        if alike:
+            yield say("differences", "no_width", pairs=", ".join(alike))
+
+
+def how_to_read(found: Sequence[Difference], one_split: bool) -> Iterator[str]:
+    """What the intervals and tests of a table of pairs are, in sentences; nothing for one seed, which has none."""
+    most = max(each.spread.count for each in found)
+    if most < 2:
         return
-    counted, why = _clear_pairs(found)
-    together = "one_pair" if len(found) == 1 else "together"
-    yield say("differences", together, counted=counted, why=why, where=HERE if one_split else "")
+    pairs = "one pair" if len(found) == 1 else f"{len(found)} pairs"
+    yield say("differences", "one_pair" if len(found) == 1 else "together")
     if one_split:
         yield say("result", "one_split")
     ranked, needed = any(each.rank_p is not None for each in found), seeds_for_a_rank_test(len(found))
     yield say("differences", "rank_test" if ranked else "no_rank_test", needed=needed, pairs=pairs)
-    for each in found if len(found) <= MOST_SENTENCES else ():
-        better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
-        yield in_words(each, metric=metric.name, percent=metric.percent, one_split=one_split, **better)
-    few = all(math.isnan(each.effect) for each in found)
-    yield say("differences", "no_effect_size" if few else "effect_size", needed=FOR_EFFECTS)
+    yield say("differences", "effect_size" if most >= FOR_EFFECTS else "no_effect_size", needed=FOR_EFFECTS)
 
 
-def _clear_pairs(found: Sequence[Difference]) -> tuple[str, str]:
-    """How many pairs differ clearly, as the beginning of a sentence, and why."""
-    count, clear = len(found), sum(each.clear for each in found)
-    if clear == 0:
-        counted = "The pair does not differ" if count == 1 else f"Of {count} pairs, none differs"
-        if not all(each.spread.std > 0 for each in found):  # the same in every seed, or one seed
-            return counted, "no interval that has a width excludes zero"
-        return counted, f"{'its' if count == 1 else 'every'} interval includes zero"
-    if clear == count:
-        counted = {1: "The pair differs", 2: "Both pairs differ"}.get(count, f"All {count} pairs differ")
-        return counted, f"{'its' if count == 1 else 'every'} interval excludes zero"
-    some = "its interval excludes" if clear == 1 else "their intervals exclude"
-    return f"Of {count} pairs, {clear} {'differs' if clear == 1 else 'differ'}", f"{some} zero"
+def _clear_pairs(found: Sequence[Difference], higher_is_better: bool) -> tuple[str, str]:
+    """How many of several pairs differ clearly, as the beginning of a sentence, and which ones or why."""
+    clear = [each for each in found if each.clear]
+    if not clear:
+        why = (
+            "every interval includes zero"
+            if all(each.spread.std > 0 for each in found)
+            else "no interval excludes zero"
+        )
+        return f"Of {len(found)} pairs, none differs", why
+    counted = f"Of {len(found)} pairs, {len(clear)} {'differs' if len(clear) == 1 else 'differ'}"
+    if len(clear) == len(found):
+        counted = "Both pairs differ" if len(found) == 2 else f"All {len(found)} pairs differ"
+    if len(clear) > MOST_NAMED:
+        return counted, "their intervals exclude zero"
+    sides = [
+        (each.first, each.second) if (each.spread.mean > 0) == higher_is_better else (each.second, each.first)
+        for each in clear
+    ]
+    (best, worst), *others = sides
+    return counted, ", ".join([f"{best} is better than {worst}", *(f"{one} than {other}" for one, other in others)])
 
 
 def target_costs(run: RunData, label: str, metric: str, target: float) -> list[tuple[float, ...] | None]:

@@ -51,8 +51,8 @@ def overview(run: RunData, control: Json) -> Json:
         }
         for (label, seed), row in run.cells.items()
     ]
-    rows = [row for cell in run.cells for row in run.rows("rounds", *cell)]
-    abandoned = not all(row["complete"] for row in rows)
+    abandoned = not all(row["complete"] for cell in run.cells for row in run.rows("rounds", *cell))
+    costs = [run.costs(*cell) for cell in run.cells]
     return {
         "name": run.name,
         "folder": str(run.folder),
@@ -70,7 +70,8 @@ def overview(run: RunData, control: Json) -> Json:
         "started": run.started_at,
         "finished": run.finished_at if run.done else None,
         "seconds_left": seconds_left(run),
-        **{key: sum(row[key] for row in rows) for key in ("seconds", "bytes_up", "bytes_down")},
+        "seconds": sum(float(one.seconds.sum()) for one in costs),
+        **{key: sum(int(getattr(one, key).sum()) for one in costs) for key in ("bytes_up", "bytes_down")},
         "epsilon": epsilon(run),
         "control": {**control, "paused": run.facts.get(PAUSED)},
         "network": bool(run.facts.get("network")),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from fedloom.data.federation import Federation
 from fedloom.experiment.round_rows import tabulate
 from fedloom.federation.work import Report
 from tests.experiment.round_records import TASK, final, measured, record
@@ -16,6 +18,14 @@ def test_a_round_adds_up_the_bytes_of_its_calls_and_numbers_the_epochs_of_a_clie
     assert rows["rounds"] == [(7, 0.25, 2, True, 21, 42)]
     assert rows["participants"] == [(7, 0, 11, 22), (7, 1, 10, 20)]
     assert rows["history"] == [(7, 0, 1, "loss", 3.0), (7, 0, 2, "loss", 2.0), (7, 0, 3, "loss", 1.0)]
+
+
+def test_a_pooled_model_is_sent_to_nobody() -> None:
+    x, y = np.zeros((10, 4), np.float32), np.zeros(10, np.int64)
+    federation = Federation.from_arrays(x, y, client=["ann"] * 4 + ["bob"] * 6)
+    rows = tabulate(record(1, reports=(Report(federation.everyone, 10, 20),), federation=federation), TASK)
+    assert rows["rounds"] == [(1, 0.25, 1, True, 0, 0)]
+    assert rows["participants"] == [(1, 2, 0, 0)]
 
 
 def test_metrics_of_clients_are_kept_one_by_one_and_pooled_by_examples() -> None:

@@ -53,6 +53,7 @@ def test_round_and_user_statistics_are_those_of_the_clients(run: RunData) -> Non
 
 def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pooled_model(run: RunData) -> None:
     table = named(run, "universal_test_accuracy")
+    assert "The last average comes later" in table.note  # the final model is what clients have after it
     assert table.columns == ("user", "fedavg", "local", "pooled")
     names = [row[0] for row in table.rows]
     assert names == [f"client-{n}" for n in range(4)] + list(STATISTICS)

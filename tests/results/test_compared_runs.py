@@ -53,7 +53,7 @@ def test_every_algorithm_keeps_the_numbers_of_its_run(comparison: Path, other: P
     (differences,) = [table for table in tables.paired_differences(both) if table.name == "differences"]
     same = dict(zip(differences.columns, differences.rows[1], strict=False))
     assert (same["pair"], same["difference"]) == ("fedavg (small) − fedavg (other)", 0.0)
-    assert "fedavg (small) and fedavg (other) have the same accuracy in each of 2 seeds" in differences.note
+    assert "fedavg (small) − fedavg (other), " in differences.note  # no interval: see the sentence about these pairs
     assert {figure.name for figure in figures.draw_comparison(both)} == {
         *("headline", "comparison", "global_model", "bytes")
     }
@@ -193,7 +193,8 @@ def test_rows_say_over_how_many_seeds_they_are_if_runs_differ_in_that(comparison
     with Store(other) as store:
         sql("UPDATE cells SET status = 'stopped' WHERE seed = 2")(store)
     run = combine([comparison, other]).choose(["fedavg"])
-    shown, numbers = next(tables.overview(run)), next(tables.overview_numbers(run))
+    shown = next(tables.overview(run))
+    numbers = shown.for_programs
     for table in (shown, numbers):
         assert (table.columns[1], [row[:2] for row in table.rows]) == (
             "seeds",
@@ -217,6 +218,17 @@ def test_a_mean_that_is_best_over_other_seeds_is_not_called_above_one_that_wins_
     assert list(_against_others("a", ["b"], one)) == ["It is below b (the 95 % interval excludes zero)."]
 
 
+def test_cautions_about_the_numbers_of_compared_algorithms_are_repeated(comparison: Path, other: Path) -> None:
+    with Store(other) as store:
+        sql("UPDATE server_metrics SET value = 9 WHERE metric = 'loss' AND round = 5")(store)
+        sql("UPDATE server_metrics SET value = 3 WHERE metric = 'loss' AND round < 5")(store)
+    run = combine([comparison, other])
+    diverged = [text for text in cautions(run) if "may diverge or overfit" in text]
+    assert [text.partition(" may ")[0] for text in diverged] == ["fedavg (other)", "pooled (other)"]
+    few = [text for text in cautions(run.choose(["fedavg"])) if "may diverge or overfit" in text]
+    assert few == diverged[:1]  # the others are not compared
+
+
 def test_few_seeds_in_common_are_cautioned(comparison: Path, other: Path) -> None:
     for folder, seed in ((comparison, 1), (other, 2)):
         copied = Path(shutil.copytree(folder, other.parent / f"without-{seed}"))
@@ -234,8 +246,10 @@ def test_numbers_that_are_equal_in_all_seeds_have_no_interval(comparison: Path, 
     assert ", the same in all 2 seeds)" in first
     alike = [text for text in cautions(run) if "an interval would have no width" in text]
     assert "fedavg (other) ends with the same accuracy in every seed" in " ".join(alike)
-    rows = {row[0]: row[1] for row in next(tables.overview(run)).rows}
-    assert rows["fedavg (other)"] == "99.00 %, the same in all seeds"
+    overview = next(tables.overview(run))
+    assert {row[0]: row[1] for row in overview.rows}["fedavg (other)"] == "99.00 %"
+    assert "Where several seeds have the same number, there is no ±." in overview.note
+    assert {row[0]: row[1:3] for row in overview.for_programs.rows}["fedavg (other)"] == (0.99, None)
     full = next(tables.comparison(run))
     (row,) = (
         dict(zip(full.columns, row, strict=True)) for row in full.rows if row[1] == "fedavg (other)" and row[3] == 0

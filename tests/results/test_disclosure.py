@@ -75,6 +75,16 @@ def test_with_secure_aggregation_it_sees_sums(run: RunData) -> None:
     assert "Measurements at clients are for simulation only" in found
 
 
+@pytest.mark.parametrize(
+    ("cohort", "said"), [({}, "Of 4 clients in a round, 3"), ({"count": 3}, "Of 3 clients in a round, 3")]
+)
+def test_it_says_how_many_clients_of_a_round_may_be_lost(run: RunData, cohort: dict[str, Any], said: str) -> None:
+    found = with_privacy(run, secure_aggregation={})
+    found = replace(found, facts={**found.facts, "description": {**found.description, "cohort": cohort}})
+    assert any(sentence.startswith(said) for sentence in what_left(found))
+    assert "depends on how many it has" not in " ".join(what_left(found))
+
+
 def test_a_coordinators_run_was_no_simulation(run: RunData, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run.folder, tmp_path / "served"))
     (folder / "network").mkdir()

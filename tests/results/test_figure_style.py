@@ -41,6 +41,16 @@ def test_names_in_other_letters_are_drawn_without_warnings(tmp_path: Path) -> No
     assert paths[2].read_bytes().startswith(b"%PDF")
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.9878, 0.9983), (0.12, 0.17), (0.0, 1.0), (0.95, 0.9512)])
+def test_ticks_in_per_cent_are_labelled_with_the_numbers_where_they_are(low: float, high: float) -> None:
+    axes = style.new_figure(3, 2).add_subplot()
+    axes.set_ylim(low, high)
+    style.show_percent(axes.yaxis, percent=True)
+    ticks = axes.get_yticks().tolist()
+    shown = [float(text.removesuffix(" %")) for text in axes.yaxis.get_major_formatter().format_ticks(ticks)]
+    assert shown == pytest.approx([100 * tick for tick in ticks], abs=1e-9)
+
+
 def test_a_long_label_is_broken_into_lines_that_fit_a_panel() -> None:
     assert style.panel_titles(["fedavg"]) == {"fedavg": "fedavg"}
     words = "-".join(f"word{number}-of-14xx" for number in range(4))

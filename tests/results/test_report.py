@@ -23,6 +23,7 @@ from fedloom.results.comparisons import Comparison, comparisons
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
+from fedloom.results.statistics import differences
 from tests.conftest import Dense, federation
 
 STATIC = Path(fl.__file__).parent / "watch" / "static"
@@ -250,10 +251,11 @@ def test_the_widest_possible_difference_has_the_digits_of_the_table() -> None:
     values = {"a": {1: 0.53, 2: 0.5, 3: 0.54}, "b": {1: 0.5, 2: 0.54, 3: 0.5}}
     accuracy = Comparison("test", ACCURACY, values)
     (sentence,) = report._against_others("a", ["b"], accuracy)
-    (row,) = (table.shown(table.rows[0]) for table in [tables._paired_differences("differences", accuracy)])
+    table = tables._paired_differences("differences", accuracy, differences(values))
+    row = table.shown(table.rows[0])
     assert row[3] == "+11.83"  # 12 would be more than the interval has, and 11 less
     assert "differences of up to 11.83 points remain possible" in sentence
-    assert f"95 % interval {row[2]} to {row[3]} points" in tables._paired_differences("differences", accuracy).note
+    assert f"95 % interval {row[2]} to {row[3]} points" in table.note
 
 
 def test_above_others_is_about_these_test_examples_if_all_seeds_share_one_split() -> None:

@@ -40,6 +40,16 @@ def test_means_of_the_last_round_are_over_the_seeds_that_measured_a_client(run: 
     assert run.last_means("fedavg", "universal", "no such metric") == {}
 
 
+def test_a_pooled_model_has_seconds_and_no_bytes(run: RunData) -> None:
+    costs = run.costs("pooled", 1)
+    assert len(costs.seconds) == 5
+    assert not costs.bytes_so_far.any()
+    assert run.costs("fedavg", 1).bytes_so_far.all()
+    stored = [dict(row, bytes_up=7, bytes_down=7) for row in run.rows("rounds", "pooled", 1)]  # as older versions did
+    run._read["rounds", "pooled", 1] = stored
+    assert not run.costs("pooled", 1).bytes_so_far.any()
+
+
 def test_an_unknown_way_of_drawing_clients_is_not_guessed(tmp_path: Path) -> None:
     fl.run(federation([9, 8]), fl.Task(Dense), {"a": fl.FedAvg()}, rounds=1, out=tmp_path, backend="serial")
     read = RunData.read(tmp_path)

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import shutil
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedloom.experiment.store import Store
 from fedloom.results import curve_numbers, headline
 from fedloom.results.comparisons import Comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.statistics import differences
-from fedloom.results.tables import _paired_differences, fairness, target_costs, verdict
+from fedloom.results.table import Table
+from fedloom.results.tables import (
+    _paired_differences,
+    all_tables,
+    fairness,
+    how_to_read,
+    paired_differences,
+    target_costs,
+    verdict,
+)
 from tests.results.helpers import named
 
 ACCURACY = MetricInfo("accuracy", True, True)
+
+
+def pairs(comparison: Comparison) -> Table:
+    return _paired_differences("differences", comparison, differences(comparison.values))
 
 
 def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> None:
@@ -26,65 +44,96 @@ def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> Non
     shown = f"{100 * statistics.fmean(values):.2f} % ± {100 * half:.2f}"
     assert row[table.columns.index("after local training, universal test (drawn clients)")] == shown
     assert row[1] == "–"  # no global model
+    (row,) = (row for row in csv.DictReader(io.StringIO(table.csv())) if row["algorithm"] == "local")
+    universal = "after local training, universal test (drawn clients)"
+    assert (float(row[universal]), float(row[f"{universal}, ±"])) == pytest.approx((statistics.fmean(values), half))
 
 
-def test_the_verdict_counts_clear_differences_and_says_what_a_rank_test_needs() -> None:
+def test_notes_explain_the_universal_test_only_if_there_is_one(comparison: Path, tmp_path: Path) -> None:
+    assert "universal test" in named(RunData.read(comparison), "overview_accuracy").note
+    without = Path(shutil.copytree(comparison, tmp_path / "without"))
+    with Store(without) as store, store._transaction() as database:
+        database.execute("DELETE FROM client_metrics WHERE phase = 'universal'")
+    assert not any("universal" in table.note for table in all_tables(RunData.read(without)))
+
+
+def test_notes_say_what_a_rank_test_needs_and_what_a_pair_shows() -> None:
     better = {seed: 0.9 + 0.001 * seed for seed in range(1, 7)}
     found = differences({"a": better, "b": dict.fromkeys(range(1, 7), 0.5)})
-    assert next(verdict(found, ACCURACY)).startswith(
-        "The pair differs clearly: its interval excludes zero. The interval is"
-    )
-    assert "The rank test is Wilcoxon's" in " ".join(verdict(found, ACCURACY))
+    (sentence,) = verdict(found, ACCURACY)
+    assert sentence.startswith("a is clearly better than b: its accuracy is 40.3 points higher")
+    assert [text[:20] for text in how_to_read(found, False)] == [
+        *("The interval is a pa", "The rank test is Wil", "The effect size is t")
+    ]
     few = differences({"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}})
-    sentences = list(verdict(few, ACCURACY))
-    assert sentences[0].startswith("The pair does not differ clearly: its interval includes zero. The interval is")
-    assert sentences[1] == "A rank test, which assumes less, needs 6 seeds for one pair."
+    (sentence,) = verdict(few, ACCURACY)
+    assert sentence.startswith("No clear difference between a and b was found")
+    assert [*how_to_read(few, True)][1:] == [
+        "All seeds share one split: the intervals are about chance in training, not about other examples.",
+        "A rank test, which assumes less, needs 6 seeds for one pair.",
+        "Effect sizes need 3 seeds or more.",
+    ]
     one = differences({"a": {1: 0.9}, "b": {1: 0.1}})
     assert list(verdict(one, ACCURACY)) == ["One seed: differences are shown, but nothing can be said about chance."]
+    assert list(how_to_read(one, True)) == []
 
 
 @pytest.mark.parametrize(
     ("means", "said"),
     [
         ((0.1, 0.1, 0.1, 0.1), "Of 6 pairs, none differs clearly: every interval includes zero."),
-        ((0.1, 0.5), "The pair differs clearly: its interval excludes zero."),
-        ((0.1, 0.1), "The pair does not differ clearly: its interval includes zero."),
-        ((0.1, 0.1, 0.5), "Of 3 pairs, 2 differ clearly: their intervals exclude zero."),
-        ((0.1, 0.5, 0.9), "All 3 pairs differ clearly: every interval excludes zero."),
+        ((0.1, 0.1, 0.5), "Of 3 pairs, 2 differ clearly: 2 is better than 0, 2 than 1."),
+        ((0.1, 0.5, 0.9), "All 3 pairs differ clearly: 1 is better than 0, 2 than 0, 2 than 1."),
+        ((0.1, 0.3, 0.5, 0.7, 0.9), "All 10 pairs differ clearly: their intervals exclude zero."),
     ],
 )
-def test_the_verdict_says_what_the_intervals_do(means: tuple[float, ...], said: str) -> None:
+def test_the_verdict_says_which_pairs_differ(means: tuple[float, ...], said: str) -> None:
     noise = np.random.default_rng(1).normal(0, 0.01, (len(means), 6))
     values = {f"{place}": dict(enumerate(mean + noise[place])) for place, mean in enumerate(means)}
-    assert " ".join(verdict(differences(values), ACCURACY)).startswith(said)
+    assert list(verdict(differences(values), ACCURACY)) == [said]
 
 
 def test_the_verdict_of_some_pairs_has_the_right_grammar() -> None:
     values = {"a": {1: 0.1, 2: 0.11, 3: 0.14}, "b": {1: 0.9, 2: 0.92, 3: 0.9}, "c": {1: 0.1, 2: 0.9, 3: 0.5}}
-    assert next(verdict(differences(values), ACCURACY)).startswith(
-        "Of 3 pairs, 1 differs clearly: its interval excludes"
-    )
+    assert list(verdict(differences(values), ACCURACY)) == ["Of 3 pairs, 1 differs clearly: b is better than a."]
     with_baseline = differences({"a": values["a"], "b": values["b"], "d": {1: 0.8, 2: 0.79, 3: 0.8}}, baseline="a")
-    assert next(verdict(with_baseline, ACCURACY)).startswith("Both pairs differ clearly: every interval excludes zero.")
+    assert list(verdict(with_baseline, ACCURACY)) == ["Both pairs differ clearly: b is better than a, d than a."]
+    losses = MetricInfo("loss", is_mean=True, higher_is_better=False)
+    assert list(verdict(with_baseline, losses)) == ["Both pairs differ clearly: a is better than b, a than d."]
 
 
-def test_the_verdict_does_not_say_that_an_interval_without_a_width_includes_zero() -> None:
-    apart = differences({"a": {1: 0.5, 2: 0.6, 3: 0.9}, "b": {1: 0.4, 2: 0.5, 3: 0.8}})
-    assert next(verdict(apart, ACCURACY)).startswith(
-        "The pair does not differ clearly: no interval that has a width excludes zero."
+def test_pairs_that_differ_by_the_same_amount_in_all_seeds_have_no_interval() -> None:
+    values = {"a": {1: 0.5, 2: 0.6, 3: 0.9}, "b": {1: 0.4, 2: 0.5, 3: 0.8}, "c": {1: 0.1, 2: 0.9, 3: 0.5}}
+    table = pairs(Comparison("test", ACCURACY, values))
+    assert table.shown(table.rows[0])[1:] == ["+10.00", "–", "–", "–", "3 of 3", "–"]
+    assert "–" not in table.shown(table.rows[1])
+    assert table.csv().splitlines()[1].endswith(",,,,3 of 3,")
+    assert table.note.startswith(
+        "Of 3 pairs, none differs clearly: no interval excludes zero. In a − b, all seeds differ by the same amount"
     )
+
+
+def test_what_is_common_to_tables_of_differences_is_said_once(run: RunData) -> None:
+    first, after, universal = paired_differences(run)
+    assert "one split" in first.note
+    assert "Bonferroni" in after.note  # it has three pairs, and the first table one
+    assert not any(text in universal.note for text in ("one split", "Bonferroni", "rank test", "Effect sizes"))
+    short = next(paired_differences(run, explain=False))
+    assert first.note.startswith(f"{short.note} The interval is a paired t interval")
 
 
 def test_if_all_seeds_share_one_split_every_claim_is_about_these_test_examples() -> None:
     values = {"a": {1: 0.90, 2: 0.91, 3: 0.93}, "b": {1: 0.5, 2: 0.5, 3: 0.51}}
-    note = _paired_differences("differences", Comparison("test", ACCURACY, values, one_split=True)).note
-    assert note.startswith("The pair differs clearly on these test examples: its interval excludes zero.")
-    assert "On these test examples, a is better than b: its accuracy is 41 points higher" in note
+    note = pairs(Comparison("test", ACCURACY, values, one_split=True)).note
+    assert note.startswith("On these test examples, a is better than b: its accuracy is 41 points higher")
     assert "clearly better" not in note
-    assert "All seeds share one split: the intervals are about chance in training" in note
-    other = _paired_differences("differences", Comparison("test", ACCURACY, values)).note
+    other = pairs(Comparison("test", ACCURACY, values)).note
     assert "a is clearly better than b" in other
     assert "test examples" not in other
+    several = differences({**values, "c": {1: 0.5, 2: 0.52, 3: 0.5}})
+    assert next(verdict(several, ACCURACY, one_split=True)).startswith(
+        "Of 3 pairs, 2 differ clearly on these test examples: a is better than b"
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,12 +145,11 @@ def test_if_all_seeds_share_one_split_every_claim_is_about_these_test_examples()
 )
 def test_differences_have_a_short_note_in_a_paper(metric: str, algorithms: str, note: str) -> None:
     values = {label: {1: 0.9, 2: 0.1 * number} for number, label in enumerate(algorithms)}
-    table = _paired_differences("differences", Comparison("test", MetricInfo(metric, True, True), values))
+    table = pairs(Comparison("test", MetricInfo(metric, True, True), values))
     sentences = "Differences of " + note.replace("@", " over the same seeds. Intervals: ")
     assert f"\\footnotesize {sentences}}}" in table.latex()
     assert table.note in table.markdown()
-    assert "A rank test, which assumes less" in table.note
-    one_seed = _paired_differences("differences", Comparison("test", ACCURACY, {"a": {1: 0.9}, "b": {1: 0.1}}))
+    one_seed = pairs(Comparison("test", ACCURACY, {"a": {1: 0.9}, "b": {1: 0.1}}))
     assert one_seed.note in one_seed.latex()
 
 
@@ -109,7 +157,7 @@ def test_differences_have_a_short_note_in_a_paper(metric: str, algorithms: str, 
 def test_shares_are_at_most_100_points_apart_however_wide_the_interval_is(metric: str, high: str) -> None:
     info = MetricInfo(metric, True, metric != "loss")
     values = {"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}}  # 0.5 ± 12.7 · 0.3
-    (row,) = _paired_differences("differences", Comparison("test", info, values)).rows
+    (row,) = pairs(Comparison("test", info, values)).rows
     assert row[2:4] == (pytest.approx((-1.0, 1.0) if info.share else (-3.312, 4.312), abs=1e-3))
     assert f" to {high}, 2 seeds" in " ".join(verdict(differences(values), info))
 

@@ -281,6 +281,16 @@ def test_the_pooled_baseline_has_no_client_of_its_own_in_the_table(comparison: P
     assert views.settings(live.data())["data"].keys() == {"1"}  # both seeds have the same
 
 
+def test_the_pooled_baseline_has_no_traffic(comparison: Path) -> None:
+    run = RunData.read(comparison)
+    shown = views.overview(run, CONTROL)
+    for way in ("bytes_up", "bytes_down"):
+        assert shown[way] == sum(int(getattr(run.costs("fedavg", seed), way).sum()) for seed in run.seeds) > 0
+    lines = {line["label"]: line for line in views.curves(run, "accuracy", "post_fit", "bytes")["lines"]}
+    assert not any(lines["pooled"]["x"]["bytes"])
+    assert all(lines["fedavg"]["x"]["bytes"])
+
+
 def test_an_undefined_value_is_null_and_what_is_not_there_is_named(tmp_path: Path) -> None:
     assert views._rounded(np.array([1.0, math.nan, math.inf])) == [1.0, None, None]
     GrowingRun(tmp_path).add(1)
