@@ -33,7 +33,7 @@ from fedloom.results.statistics import (
 from fedloom.results.table import Table, Value, show
 
 LAST = 10  # rounds at the end of a curve whose mean the table has
-MOST_NAMED = 6  # of more pairs that differ clearly, a note does not say which ones
+MOST_NAMED = 6  # of more pairs that differ clearly, or alike in all seeds, a note does not say which ones
 
 
 def all_tables(run: RunData) -> list[Table]:
@@ -207,7 +207,8 @@ def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = F
         yield say("differences", "counted", counted=counted, why=why, where=HERE if one_split else "")
         alike = [f"{each.first} − {each.second}" for each in found if each.spread.std == 0]
         if alike:
-            yield say("differences", "no_width", pairs=", ".join(alike))
+            named = ", ".join(alike) if len(alike) <= MOST_NAMED else f"{len(alike)} pairs"
+            yield say("differences", "no_width", pairs=named)
 
 
 def how_to_read(found: Sequence[Difference], one_split: bool) -> Iterator[str]:

@@ -113,6 +113,13 @@ def test_pairs_that_differ_by_the_same_amount_in_all_seeds_have_no_interval() ->
     )
 
 
+def test_a_note_does_not_name_many_pairs_that_are_alike() -> None:
+    values = {label: {1: 0.1 * place, 2: 0.1 * place} for place, label in enumerate("abcde")}
+    assert list(verdict(differences(values), ACCURACY))[1].startswith(
+        "In 10 pairs, all seeds differ by the same amount"
+    )
+
+
 def test_what_is_common_to_tables_of_differences_is_said_once(run: RunData) -> None:
     first, after, universal = paired_differences(run)
     assert "one split" in first.note
