@@ -105,6 +105,10 @@ class ComparedRuns(RunData):
         run, there = self.sources[label]
         return run.client_values(there, seed, phase, metric, split)
 
+    def _stored_values(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
+        run, there = self.sources[label]
+        return run._stored_values(there, seed, phase, metric, split)
+
     def summary(self, label: str, seed: int) -> dict[str, float]:
         run, there = self.sources[label]
         return run.summary(there, seed)

@@ -59,6 +59,14 @@ def test_every_algorithm_keeps_the_numbers_of_its_run(comparison: Path, other: P
     }
 
 
+def test_values_of_clients_are_read_from_the_run_of_an_algorithm(comparison: Path, other: Path) -> None:
+    both = combine([comparison, other])
+    with Store(other) as store:
+        sql("UPDATE client_metrics SET value = value + 7")(store)
+    here, there = (both._stored_values(f"local ({run})", 1, "post_fit", "loss", "test") for run in ("small", "other"))
+    assert there.values == pytest.approx(here.values + 7)
+
+
 def test_the_same_result_in_two_runs_counts_once(comparison: Path, copy: Path) -> None:
     with Store(copy) as store:
         sql("UPDATE cells SET weights_sha256 = 'other' WHERE label = 'fedavg' AND seed = 2")(store)
