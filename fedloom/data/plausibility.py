@@ -107,6 +107,23 @@ def labels_spelt_differently(label: Sequence[str], classes: Sequence[str]) -> It
         )
 
 
+def classes_of_one_client(federation: Federation) -> str:
+    """Name classes that may be misspelt: those that one client has alone, unless all are like that, and their rows."""
+    if not federation.preprocessing.label or federation.y.dim() > 1 or federation.clients < 2:
+        return ""
+    y, number = federation.y.numpy(), len(federation.classes)
+    counts = np.array([np.bincount(y[begin:end], minlength=number) for begin, end in pairwise(federation.offsets)])
+    alone = np.flatnonzero((counts > 0).sum(axis=0) == 1).tolist()
+    if not 0 < len(alone) < number:
+        return ""
+    found = []
+    for place in alone[:4]:
+        client = int(counts[:, place].argmax())
+        rows = f"{counts[client, place]:,} {'row' if counts[client, place] == 1 else 'rows'}"
+        found.append(f"{federation.classes[place]} ({rows} of {federation.name(client)})")
+    return f" Only one client has {', '.join(found)}: are they spelt differently there?"
+
+
 def same_meaning(names: Iterable[str]) -> list[list[str]]:
     """Return groups of names that differ only in capitals or spaces, or are all words for yes or for no.
 

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom import keys
 from fedloom.data.federation import Federation
-from fedloom.data.plausibility import are_dates, same_meaning
+from fedloom.data.plausibility import are_dates, classes_of_one_client, same_meaning
 from fedloom.data.preprocessing import finite_number
 from fedloom.errors import FedloomError, InputError
 from fedloom.metrics import METRICS, NUMBER_LOSSES, Metric, class_number, of_numbers, top
@@ -228,6 +228,7 @@ def _about_classes(federation: Federation, task: Task, *also: str) -> str:
     doubts, alike = "", "; ".join(", ".join(group) for group in same_meaning(names))
     if alike:
         doubts += f" Some may mean the same ({alike}): are they spelt differently at some clients?"
+    doubts += classes_of_one_client(federation)
     if all(finite_number(name) is not None for name in names) and count > 2:
         doubts += ' If they are numbers to predict, set task = "regression" in [data].'
     # after the doubts: with an output for each, misspelt classes would stay classes

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedloom.data.build import divided, federate
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.plausibility import (
+    classes_of_one_client,
     rare_categories,
     same_meaning,
     spelt_differently,
@@ -365,3 +366,14 @@ def test_numbers_that_are_declared_as_categories_are_named() -> None:
     (said,) = rare_categories("crp", [f"{number / 4}" for number in range(80)])
     assert said == "crp has 80 categories, all numbers: take it out of categorical to use it as a number."
     assert [*rare_categories("ward", [str(100 + number % 30) for number in range(80)])] == []  # codes
+
+
+def test_classes_that_one_client_has_alone_are_counted(tmp_path: Path) -> None:
+    rows = {"north": ["dead", "alive"], "south": ["dead", "alive", "daed"], "west": ["1", "0", "0"]}
+    for name, labels in rows.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,out", *(f"{5 + len(one)},{one}" for one in labels)]))
+    dataset = Csv(path=tmp_path, label="out").load(tmp_path)
+    said = classes_of_one_client(federate(dataset))
+    assert "has 0 (2 rows of west), 1 (1 row of west), daed (1 row of south): are they spelt differently" in said
+    apart = replace(dataset, client=np.asarray(dataset.y))  # every class has its client
+    assert classes_of_one_client(federate(apart)) == ""
