@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import FedloomError, TrainingError
 from fedloom.federation.returned import check_answer, check_state
 from fedloom.task import Task
+from fedloom.training import generators
 from fedloom.training.clients import Clients
 from fedloom.tree import Groups, Tree
-from fedloom.user_code import place_of, said
+from fedloom.user_code import has_own_class, place_of, said
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -48,17 +50,32 @@ def initial_own(algorithm: Algorithm, task: Task, initial: Tree) -> Groups:
 
 
 def client_half(work: ClientWork, task: Task, shared: Groups, own: Groups, data: Clients, *extra: Any) -> Any:
-    """Have clients run the method of some work, and return their update and what they keep."""
-    method = getattr(work.algorithm, work.method)
-    found = method(task, shared, own, data, *extra)
+    """Have clients run the method of some work, and return their update and what they keep.
+
+    Raise `DrawsTogether` if a method of yours draws for several clients at once.
+    """
+    method, own_class = getattr(work.algorithm, work.method), has_own_class(work.algorithm)
+    with generators.yours(data.key(0, "draws")) if own_class else nullcontext(lambda: False) as drew:
+        found = method(task, shared, own, data, *extra)
+        if len(data) > 1 and drew():
+            raise DrawsTogether
     check_answer(method, found, own, len(data))
     return found
 
 
+class DrawsTogether(Exception):
+    """A method drew from a global generator for several clients at once: each must draw by itself."""
+
+
 def perform_named(work: ClientWork, place: Place) -> Outcome:
-    """Perform all clients at once. If that fails, find the client that fails alone, and name it."""
+    """Perform all clients at once. If that fails, find the client that fails alone, and name it.
+
+    If the method draws, perform one client after the other, so that nobody's draws depend on who computes beside it.
+    """
     try:
         return work.perform_together(place)
+    except DrawsTogether:
+        return work.merge(perform_named(work.part(at, at + 1), place) for at in range(len(work.ids)))
     except FedloomError:
         raise
     except Exception as error:

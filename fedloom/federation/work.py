@@ -7,7 +7,6 @@ and merge the results.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -30,7 +29,6 @@ from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients, Setup, always
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups, Tree
-from fedloom.user_code import has_own_class
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm, Update
@@ -193,11 +191,7 @@ class ClientWork:
         if self.each is not None:
             extra.append(on_device(device, self.each))
         kept = on_device(device, {group: leaves for group, leaves in self.own.items() if group != MEMORY})
-        with generators.yours(data.key(0, "draws")) if has_own_class(self.algorithm) else nullcontext() as draws:
-            update, own = client_half(self, place.task, on_device(device, self.shared), kept, data, *extra)
-            drew = draws is not None and draws()
-        if drew and len(data) > 1:  # one client at a time, so that draws do not depend on who computes beside it
-            return self.merge(perform_named(self.part(at, at + 1), place) for at in range(len(data)))
+        update, own = client_half(self, place.task, on_device(device, self.shared), kept, data, *extra)
         update, own = self._capped(replace(update, groups=on_device("cpu", update.groups))), on_device("cpu", own)
         finite = _finite(update, place.task, len(data))
         if self.client_privacy is not None and self.client_privacy.local is not None:
