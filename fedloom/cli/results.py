@@ -159,6 +159,7 @@ def predict(
     algorithm: Annotated[str | None, typer.Option(metavar="LABEL")] = None,
     seed: int | None = None,
     client: Annotated[str | None, typer.Option(metavar="NAME")] = None,
+    threshold: Annotated[float | None, typer.Option(metavar="P")] = None,
     encoding: Annotated[str | None, typer.Option(metavar="NAME")] = None,
     skip_bad_rows: bool = False,
     force: Force = False,
@@ -170,6 +171,7 @@ def predict(
     algorithm: The algorithm whose model to use (default: the first with one model for all clients).
     seed: The seed whose model to use (default: the first).
     client: The client whose model, or whose normalisation, to use.
+    threshold: The probability from which the second of two classes is predicted (default: 0.5).
     encoding: The encoding of the file, such as latin-1 (default: UTF-8).
     skip_bad_rows: Leave predictions empty where the model cannot take a row (default: stop at the first such row).
     """
@@ -185,7 +187,7 @@ def predict(
         check_new(to, force)
     result = Result.read(folder)
     cell = result.predicting(algorithm, seed, client)
-    predictor = result.predictor(cell.algorithm, cell.seed, client)
+    predictor = result.predictor(cell.algorithm, cell.seed, client).with_threshold(threshold)
     known = known_encoding(encoding, f"--encoding {encoding}")
     rows = predict_file(predictor, file, lambda text: say(f"Caution: {text}"), known, skip_bad_rows)
     if to is None:

@@ -401,6 +401,6 @@ def unusual(
         usual = f"it was trained on {mean[place]:.4g} ± {std[place]:.2g}"
         if reach is not None:
             least, most = (mean[place] + end[place] * std[place] for end in (low, high))
-            usual += f", between {least:.4g} and {most:.4g}"
+            usual += f", within {least:.3g} and {most:.3g} (in whole standard deviations)"
         worst = f"such as {values[here.argmax(), place]:g}"
         yield f"{names[place]} is outside of what the model knows in {rows}, {worst}: {usual}."

@@ -37,6 +37,8 @@ class BadlyServed:
 
 def badly_served(run: RunData) -> dict[str, list[BadlyServed]]:
     """Label → its badly served clients. The worst come first, of labels and of clients."""
+    if run.facts.get("rounds") == 0:
+        return {}  # nothing was trained: all algorithms have the model that was given
     done = dict.fromkeys(label for (label, _), cell in run.cells.items() if cell["status"] == "done")
     alone = [label for label in done if _trains_alone(run, label)]
     found = {label: _of_label(run, label, alone[0] if alone else None) for label in done if label not in alone}

@@ -51,6 +51,7 @@ class Predictor(nn.Module):
         has_logits: bool = False,
     ) -> None:
         super().__init__()
+        self.threshold: float | None = None  # the probability from which the second of two classes is predicted
         self.has_logits = has_logits  # of labels that are 0 or 1, but no classes: there may be several of them
         self.model, self.preprocessing, self.dtype = model.eval(), preprocessing, dtype
         statistics = preprocessing.statistics(client)
@@ -58,6 +59,18 @@ class Predictor(nn.Module):
         mean, std = statistics or (torch.zeros(()), torch.ones(()))
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
+
+    def with_threshold(self, threshold: float | None) -> Predictor:
+        """Predict the second of two classes from another probability than 0.5 on; None changes nothing."""
+        if threshold is not None:
+            classes = self.preprocessing.classes
+            if len(classes) != 2:
+                has = f"{len(classes)} classes" if classes else "numbers to predict"
+                raise InputError(f"A threshold is for two classes, and this model has {has}. Leave it out.")
+            if not 0 < threshold < 1:
+                raise InputError(f"The threshold is a probability between 0 and 1. Got {threshold:g} instead.")
+        self.threshold = threshold
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the probability of each class, or the predicted numbers in the labels' own units."""
@@ -109,6 +122,8 @@ class Predictor(nn.Module):
                 for name, column in zip(names, numbers.T, strict=True)
             }
         best = found[:, : len(classes)].argmax(1)
+        if self.threshold is not None:
+            best = (found[:, 1] >= self.threshold).astype(np.int64)
         named = classes.tolist()
         if all(WHOLE.fullmatch(name) for name in named):  # as in the caller's own labels: 1 == "1" is never true
             named = [int(name) for name in named]

@@ -41,7 +41,7 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, partial(in_words, whole=run)),
         *(_same_weights, _overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test),
-        *(about_seeds, _small_tests, _undefined, _incomparable, _withheld, _weak_privacy),
+        *(about_seeds, _small_tests, _misses_most, _undefined, _incomparable, _withheld, _weak_privacy),
         *(partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
     about = run if labels is None else run.of_algorithms(labels)
@@ -210,7 +210,9 @@ def _left_behind(run: RunData) -> Iterator[str]:
             continue
         values = list(means.values())
         far = max(2 * np.std(values), 0.05 if metric.percent else 0.0)
-        behind = [client for client in means if sign * (np.mean(values) - means[client]) > far > 0]
+        mean = float(np.mean(values))
+        gaps = {client: sign * (mean - value) for client, value in means.items()}
+        behind = [client for client, gap in gaps.items() if gap > far > 0 and gap > _by_chance(run, client, mean)]
         if behind:
             behind.sort(key=lambda client: sign * means[client])
             names = _first_three([_with_evidence(run, label, client, means[client]) for client in behind])
@@ -223,12 +225,30 @@ def _left_behind(run: RunData) -> Iterator[str]:
         yield say("caution", "left_behind", **words)
 
 
+def _by_chance(run: RunData, client: int, mean: float) -> float:
+    """Three standard deviations of an accuracy on a client's test examples: a few errors more are no finding."""
+    if not run.metric(run.main_metric).share:
+        return 0.0
+    return 3 * math.sqrt(max(mean * (1 - mean), 0.0) / max(int(run.clients[client]["test"]), 1))
+
+
+def _misses_most(run: RunData) -> Iterator[str]:
+    """Models that find fewer than half of the cases of a rare class, because they predict it from 0.5 on."""
+    for name in (name for name in ("sensitivity", "recall") if name in run.metrics):
+        found = {label: [*run.last_means(label, run.end_phase, name).values()] for label in run.labels}
+        low = {label: float(np.mean(values)) for label, values in found.items() if values and np.mean(values) < 0.5}
+        if low:
+            shown = ", ".join(f"{label} ({show(mean, 'percent')})" for label, mean in low.items())
+            yield say("caution", "misses_most", metric=name, labels=shown)
+            return
+
+
 def _with_evidence(run: RunData, label: str, client: int, mean: float) -> str:
     """A client with its number, and how many test examples and seeds that rests on."""
     seeds = run.client_values_by_seed(label, run.end_phase, run.main_metric, run.seeds_of_clients).values()
     measured = sum(client in values.last_round().clients for values in seeds)
     shown = show(mean, run.metric(run.main_metric).number_format)
-    over = f", {measured} of {len(run.seeds)} seeds" if len(run.seeds_of_clients) > 1 else ""
+    over = f", measured in {measured} of {len(run.seeds)} seeds" if len(run.seeds_of_clients) > 1 else ""
     return f"{run.client_name(client)} ({shown}; {run.clients[client]['test']:,} test examples{over})"
 
 

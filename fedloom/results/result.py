@@ -303,16 +303,22 @@ class Result:
         return Preprocessing.read(path) if path.is_file() else self._from_plan(_preprocessing_of(seed))
 
     def predict(
-        self, rows: Any, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
+        self,
+        rows: Any,
+        algorithm: str | None = None,
+        seed: int | None = None,
+        client: str | int | None = None,
+        threshold: float | None = None,
     ) -> Any:
         """Predict new examples: a data frame gives a data frame, an array of examples a dict of columns.
 
+        Of two classes, the second is predicted from the `threshold` on, a probability (0.5 by default).
         For classes, the columns are `prediction` and `probability CLASS`; for a regression, `prediction`. The data
         frame has the index of yours, and none of its columns: `rows.join(…)` puts both together.
         """
         from fedloom.results.prediction import predict
 
-        return predict(self.predictor(algorithm, seed, client), rows)
+        return predict(self.predictor(algorithm, seed, client).with_threshold(threshold), rows)
 
     @property
     def _trained(self) -> list[str]:

@@ -354,6 +354,12 @@ class RunData:
         return RoundCosts(rounds, seconds, up, down, participants)
 
     @property
+    def has_secret_noise(self) -> bool:
+        """Whether the run has noise of differential privacy, which nobody can draw again."""
+        privacy = self.description.get("privacy") or {}
+        return bool(privacy.get("dp") or privacy.get("example_dp"))
+
+    @property
     def has_clock(self) -> bool:
         """Whether the run has a virtual clock."""
         return "system" in self.description

@@ -203,8 +203,9 @@ def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = F
     elif len(found) == 1:
         yield in_words(found[0], metric=metric.name, percent=metric.percent, one_split=one_split, **better)
     else:
-        counted, why = _clear_pairs(found, metric.higher_is_better)
-        yield say("differences", "counted", counted=counted, why=why, where=HERE if one_split else "")
+        if any(each.spread.std > 0 for each in found):
+            counted, why = _clear_pairs(found, metric.higher_is_better)
+            yield say("differences", "counted", counted=counted, why=why, where=HERE if one_split else "")
         alike = [f"{each.first} − {each.second}" for each in found if each.spread.std == 0]
         if alike:
             named = ", ".join(alike) if len(alike) <= MOST_NAMED else f"{len(alike)} pairs"

@@ -423,3 +423,16 @@ def test_a_text_for_a_missing_value_is_explained(tmp_path: Path, marks: dict[str
     (tmp_path / "new.csv").write_text(f"x\n1\n{cell}\n")
     with pytest.raises(InputError, match=f"Line 3 of .*has '{cell}' in column 'x'.*{said}"):
         list(predict_file(made, tmp_path / "new.csv"))
+
+
+def test_a_threshold_moves_the_probability_from_which_a_class_is_predicted(result: Result) -> None:
+    predictor = result.predictor("fedavg")
+    first, second = predictor.preprocessing.classes
+    x = predictor.mean + predictor.std * torch.linspace(-1, 1, 51)[:, None]
+    probabilities = predictor.answer(x)[f"probability {second}"]
+    often = float(np.median(probabilities))
+    moved = predictor.with_threshold(often).answer(x)["prediction"]
+    assert moved == [second if p >= often else first for p in probabilities]
+    assert len({*moved}) == 2
+    with pytest.raises(InputError, match=r"The threshold is a probability between 0 and 1\. Got 20"):
+        predictor.with_threshold(20)

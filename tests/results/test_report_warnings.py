@@ -15,9 +15,9 @@ import fedloom as fl
 from fedloom.experiment.store import Store
 from fedloom.results import report_warnings
 from fedloom.results.comparisons import comparisons
-from fedloom.results.report_warnings import about_numbers, cautions
+from fedloom.results.report_warnings import _by_chance, _misses_most, about_numbers, cautions
 from fedloom.results.run_data import RunData
-from fedloom.results.run_values import ClientValues
+from fedloom.results.run_values import ClientValues, MetricInfo
 from tests.conftest import Logit, federation, two_classes
 from tests.results.helpers import named
 
@@ -159,7 +159,8 @@ def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp
             database.execute(f"INSERT INTO client_metrics {rows} AND {last} AND phase = 'final'", (client, value))
     text = " ".join(cautions(RunData.read(folder)))
     assert re.search(
-        r"Left behind with fedavg \(final model\)[^:]*: client-7 \(10.00 %; 50 test examples, 2 of 2 seeds\)\.", text
+        r"behind with fedavg \(final model\)[^:]*: client-7 \(10.00 %; 50 test examples, measured in 2 of 2 seeds\)\.",
+        text,
     )
 
 
@@ -173,7 +174,7 @@ def test_a_client_that_few_seeds_measured_is_left_behind_with_that_evidence(draw
         database.execute(f"UPDATE client_metrics SET value = 0.1 WHERE metric = 'accuracy' AND cell = 1 AND {worst}")
     text = " ".join(cautions(RunData.read(folder)))
     assert re.search(
-        r"Left behind with fedavg \(models after local training\).*: client-\d+ \(10.00 %; \d+ test examples, 1 of 2 ",
+        r"Left behind with fedavg \(models after local training\).*: client-\d+ \(10.00 %; \d+ .*, measured in 1 of 2 ",
         text,
     )
 
@@ -322,3 +323,18 @@ def test_without_numbers_of_clients_nobody_is_said_to_have_computed_the_same(tmp
         evaluate = fl.Evaluation(splits=splits)
         fl.run(data, task, algorithms, 2, out=tmp_path / name, backend="serial", evaluate=evaluate)
         assert not [one for one in cautions(RunData.read(tmp_path / name)) if "same weights" in one]
+
+
+def test_a_few_errors_more_on_few_examples_are_no_client_left_behind(run: RunData) -> None:
+    few = replace(run, clients=({**run.clients[0], "test": 19},))
+    many = replace(run, clients=({**run.clients[0], "test": 1900},))
+    assert _by_chance(few, 0, 0.96) > 0.96 - 16 / 19 > _by_chance(many, 0, 0.96)
+
+
+def test_models_that_miss_most_cases_are_named_with_what_to_do(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    recall = replace(run, metrics={**run.metrics, "sensitivity": MetricInfo("sensitivity", True, True)})
+    assert not any("cases are missed" in text for text in cautions(run))
+    found = {"fedavg": {0: 0.1, 1: 0.3}, "local": {0: 0.9}, "pooled": {0: 0.6}}
+    monkeypatch.setattr(RunData, "last_means", lambda self, label, *_: found[label])
+    (said,) = _misses_most(recall)
+    assert said.startswith("Most cases are missed by fedavg (20.00 %): sensitivity is about predictions from")

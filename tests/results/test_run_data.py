@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,3 +71,10 @@ def test_the_pooled_model_is_measured_at_clients_like_the_others(run: RunData) -
         assert round == 5 or value == known[round + 1, client]
     final = run.client_values("pooled", 1, "final", "accuracy")
     assert after.last_round().values.tolist() == final.values[after.last_round().clients].tolist()
+
+
+def test_noise_of_differential_privacy_is_secret_and_masks_are_not_noise(run: RunData) -> None:
+    tables = {"dp": {"epsilon": 1.0}, "example_dp": {"epsilon": 8.0}, "secure_aggregation": {"min_clients": 3}}
+    found = {key: replace(run, description={"privacy": {key: table}}).has_secret_noise for key, table in tables.items()}
+    assert found == {"dp": True, "example_dp": True, "secure_aggregation": False}
+    assert not run.has_secret_noise

@@ -13,6 +13,7 @@ from fedloom.privacy.dp.at_client import LocalNoise
 from fedloom.privacy.dp.example_level import ExamplePrivacy
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.table import ExampleTable, PrivacyTable
+from fedloom.privacy.words import LARGE
 from fedloom.training.settings import Training
 
 if TYPE_CHECKING:
@@ -33,11 +34,11 @@ def cautions(
 ) -> Iterator[str]:
     """Yield a sentence for each noise that drowns learning; `examples` is how many each client trains on."""
     clients = sampling.size(len(examples))
-    if table.dp is not None and rounds:
+    if table.dp is not None and rounds and (table.dp.epsilon or 0) <= LARGE:  # with more, nothing drowns
         ratio = _of_clients(table, sampling, len(examples), rounds) * sqrt(parameters)
         if ratio > DROWNS:
             yield _said("dp", ratio, rounds, clients, parameters, "clients' changes", "clients in a round")
-    if table.example_dp is not None and rounds:
+    if table.example_dp is not None and rounds and table.example_dp.epsilon <= LARGE:
         middle = sorted(examples)[len(examples) // 2]
         ratio = _of_examples(table.example_dp, training, middle, rounds) * sqrt(parameters / clients)
         if ratio > DROWNS:
