@@ -75,6 +75,9 @@ def test_the_pooled_model_is_measured_at_clients_like_the_others(run: RunData) -
 
 def test_noise_of_differential_privacy_is_secret_and_masks_are_not_noise(run: RunData) -> None:
     tables = {"dp": {"epsilon": 1.0}, "example_dp": {"epsilon": 8.0}, "secure_aggregation": {"min_clients": 3}}
-    found = {key: replace(run, description={"privacy": {key: table}}).has_secret_noise for key, table in tables.items()}
+    found = {
+        key: replace(run, facts={"description": {"privacy": {key: table}}}).has_secret_noise
+        for key, table in tables.items()
+    }
     assert found == {"dp": True, "example_dp": True, "secure_aggregation": False}
     assert not run.has_secret_noise
