@@ -33,6 +33,7 @@ FEW_SEEDS = 6
 ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a network did not answer
 FAR_ABOVE_GUESSING = 10
 MANY_CLASSES = 1000  # the assumed number of classes where it is not known, as on a network
+EASIER = 0.15  # by this much, guessing is easier on clients' own tests than on everybody's
 SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
 
@@ -40,7 +41,15 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     """All cautions about a run, or those about some of its algorithms, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, partial(in_words, whole=run)),
-        *(_same_weights, _overfitting, _no_better_than_guessing, _left_behind, _imitations, _chosen_on_test),
+        *(
+            _same_weights,
+            _overfitting,
+            _no_better_than_guessing,
+            _easy_own_tests,
+            _left_behind,
+            _imitations,
+            _chosen_on_test,
+        ),
         *(about_seeds, _small_tests, _misses_most, _undefined, _incomparable, _withheld, _weak_privacy),
         *(partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
@@ -354,6 +363,18 @@ def _no_better_than_guessing(run: RunData) -> Iterator[str]:
         for how, some in labels.items():
             if some:
                 yield say("caution", "guessing", how=how, labels=", ".join(some), way=found[0].way, guess=guess)
+
+
+def _easy_own_tests(run: RunData) -> Iterator[str]:
+    """Clients whose own tests have mostly one label: a model that knows little else looks good there."""
+    held, main = run.facts.get("labels"), main_comparison(run)
+    if not held or main is None or main.metric.name != "accuracy" or main.key == "server_test":
+        return
+    counts = np.array(held["counts"], dtype=np.float64)
+    own = float((counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)).mean())
+    together = float(counts.sum(axis=0).max() / counts.sum())
+    if own > together + EASIER and not run.evaluation.get("universal"):
+        yield say("caution", "easy_own_tests", own=show(own, "percent"), together=show(together, "percent"))
 
 
 def _undefined(run: RunData) -> Iterator[str]:

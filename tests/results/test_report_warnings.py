@@ -15,7 +15,7 @@ import fedloom as fl
 from fedloom.experiment.store import Store
 from fedloom.results import report_warnings
 from fedloom.results.comparisons import comparisons
-from fedloom.results.report_warnings import _by_chance, _misses_most, about_numbers, cautions
+from fedloom.results.report_warnings import _by_chance, _easy_own_tests, _misses_most, about_numbers, cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import ClientValues, MetricInfo
 from tests.conftest import Logit, federation, two_classes
@@ -338,3 +338,19 @@ def test_models_that_miss_most_cases_are_named_with_what_to_do(run: RunData, mon
     monkeypatch.setattr(RunData, "last_means", lambda self, label, *_: found[label])
     (said,) = _misses_most(recall)
     assert said.startswith("Most cases are missed by fedavg (20.00 %): sensitivity is about predictions from")
+
+
+def test_own_tests_of_mostly_one_label_are_no_test_of_other_labels(run: RunData) -> None:
+    def said(counts: list[list[int]], universal: bool) -> list[str]:
+        about = with_labels(run, counts)
+        tables = {**about.description, "evaluate": {**about.evaluation, "universal": universal}}
+        private = replace(about, facts={**about.facts, "description": tables})
+        found = replace(comparisons(run, "accuracy")[0], key="test")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedloom.results.report_warnings.main_comparison", lambda _: found)
+            return [*_easy_own_tests(private)]
+
+    (caution,) = said([[9, 1, 0], [0, 9, 1], [1, 0, 9]], universal=False)
+    assert "most frequent label is right for 90.00 % on average, and for 33.33 % of all examples" in caution
+    assert said([[9, 1, 0], [0, 9, 1], [1, 0, 9]], universal=True) == []
+    assert said([[4, 3, 3]] * 3, universal=False) == []
