@@ -41,17 +41,9 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     """All cautions about a run, or those about some of its algorithms, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, partial(in_words, whole=run)),
-        *(
-            _same_weights,
-            _overfitting,
-            _no_better_than_guessing,
-            _easy_own_tests,
-            _left_behind,
-            _imitations,
-            _chosen_on_test,
-        ),
-        *(about_seeds, _small_tests, _misses_most, _undefined, _incomparable, _withheld, _weak_privacy),
-        *(partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
+        *(_same_weights, _overfitting, _no_better_than_guessing, _easy_own_tests, _left_behind, _imitations),
+        *(_chosen_on_test, about_seeds, _small_tests, _misses_most, _undefined, _incomparable, _withheld),
+        *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
     about = run if labels is None else run.of_algorithms(labels)
     return [caution for check in checks for caution in check(about)]
