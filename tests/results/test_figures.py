@@ -170,9 +170,9 @@ def test_many_clients_with_long_names_have_different_names_that_do_not_overlap(
     with styled():
         drawn = [figures.before_and_after(run, "accuracy", "clients", "min-max"), figures.label_distribution(run)]
         drawn.append(figures.heat_map(run, "accuracy"))
-    across, *down = (lay_out(one).figure for one in drawn if one is not None)
-    labels = [text for text in across.axes[-1].get_xticklabels() if text.get_text()]
-    boxes = [text.get_window_extent() for text in labels]
+        across, *down = (lay_out(one).figure for one in drawn if one is not None)
+        labels = [text for text in across.axes[-1].get_xticklabels() if text.get_text()]
+        boxes = [text.get_window_extent() for text in labels]
     assert len(boxes) > 1
     assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
     for figure in down:
