@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.data.class_names import labels_spelt_differently
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import moments
-from fedloom.data.plausibility import Moment, labels_spelt_differently, spelt_differently, units_of_sites
+from fedloom.data.plausibility import Moment, spelt_differently, units_of_sites
 from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first
 from fedloom.errors import InputError, nearest
 

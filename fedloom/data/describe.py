@@ -20,6 +20,7 @@ from fedloom.data.split import SPLITS
 Numbers = NDArray[np.int64]
 SOME = 10_000  # examples whose values are looked at
 COMMON = 0.6  # a share of one label that a model should be compared with
+LARGE = 30.0  # from this size of features on, steps with usual learning rates are too long
 BYTES = 100.0  # pictures whose values go beyond this are bytes that nobody scaled
 MANY = 64  # features that a picture has at least: a table of measurements rarely has as many
 CONSTANT = 0.95  # a share of one value from which on a feature counts as constant, such as a pixel at the edge
@@ -228,6 +229,9 @@ def _scales(federation: Federation, some: NDArray[np.float64]) -> Iterator[str]:
             f"Features differ in scale: {names[far]} is about {middle[far]:.3g}, and {varies} varies by "
             f"{spread[small]:.2g} only. {advice}"
         )
+    elif (size := np.hypot(middle, spread)[varying]).max() > LARGE:
+        name = names[int(varying[size.argmax()])]
+        yield f"Features are large: {name} is about {size.max():.3g}, and models learn best near 1. {advice}"
 
 
 def _first_five(names: Sequence[str]) -> str:

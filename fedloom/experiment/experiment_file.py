@@ -89,9 +89,11 @@ class TaskTable(Record):
     """[task]: the model, its loss and its metrics."""
 
     model: str = "digits_mlp"
-    """A shipped model, or `my_file.py:Net`."""
+    """A shipped model, or `my_file.py:Net`. For `source = "csv"`, the default is `mlp`."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """The arguments the model is built with."""
+    """The arguments the model is built with. For a table, `mlp` and `logistic` have an output for each class, or for
+    each number to predict, if `classes` is not among them.
+    """
     loss: str = "cross_entropy"
     """A shipped loss, or `my_file.py:my_loss`."""
     metrics: tuple[str, ...] | None = ("accuracy",)
@@ -424,8 +426,9 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
             wrong.append(error)
     if wrong:
         raise InputError("\n".join(dict.fromkeys(map(str, wrong)))) if len(wrong) > 1 else wrong[0]
+    given = {"task": {"model": usual_model(values.get("data", {})), **values.get("task", {})}}
     tables = {
-        name: read(TABLES[name], name, values.get(name, {}))
+        name: read(TABLES[name], name, {**values, **given}.get(name, {}))
         for name in ("task", "cohort", "evaluate", "privacy", "system", "compress", "run")
         if name != "system" or name in values
     }
@@ -438,6 +441,13 @@ def parse(values: Mapping[str, Any], base: Path = Path(), default_name: str = "e
         return Experiment(**{"name": default_name, **top}, **rest, **tables)
     except ParameterError as error:
         raise InputError(f"{error.parameter} {error.problem}.{error.advice}") from None
+
+
+def usual_model(data: Mapping[str, Any]) -> str:
+    """Return the model of a file that names none: for a table, one that takes any number of features."""
+    is_table = data.get("source") == "csv" or {*data} == {"preprocessing"}
+    usual: str = TaskTable.model_fields["model"].default
+    return "mlp" if is_table else usual
 
 
 def check_tables(values: Mapping[str, Any]) -> None:

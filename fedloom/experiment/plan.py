@@ -22,6 +22,7 @@ from fedloom.algorithm import Algorithm, Central
 from fedloom.clock.choice import check_async, check_privacy
 from fedloom.clock.system import System
 from fedloom.compression.table import NO_COMPRESSION, CompressTable
+from fedloom.data import class_names
 from fedloom.data.agreement import as_agreed, read_agreed
 from fedloom.data.build import federate
 from fedloom.data.federation import Dataset, Federation
@@ -31,6 +32,7 @@ from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError, ParameterError
 from fedloom.experiment import unequal_weights
 from fedloom.experiment.experiment_file import NO_DATA, DataTable, EvaluateTable, Experiment, RunTable
+from fedloom.experiment.model_outputs import model_args
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
 from fedloom.privacy.dp import drowning
@@ -101,11 +103,14 @@ class Plan:
         return AtClients(self.privacy, self.rounds, folder) if alone else None
 
     @staticmethod
-    def of(experiment: Experiment, shape: tuple[int, ...] | None = None, *, served: bool = False) -> Plan:
+    def of(
+        experiment: Experiment, table: Preprocessing | None = None, *, served: bool = False, at_site: bool = False
+    ) -> Plan:
         """Make the plan of an experiment file; data and task are loaded when they are first needed.
 
-        With the `shape` of an example, no data is loaded for a model that takes as many features as there are. If it is
-        `served`, clients are elsewhere, and the server may hold all data of the file.
+        If the `table` of a run is known, no data is loaded for a model that takes its features and classes as they are.
+        If it is `served`, clients are elsewhere, and the server may hold all data of the file. `at_site`, others may
+        have other classes.
         """
         data, task = experiment.data.seed, experiment.task.seed
         agreed = lru_cache(maxsize=1)(lambda: _agreed(experiment))
@@ -114,12 +119,17 @@ class Plan:
         first = experiment.seeds[0] if data == "run" else data
 
         def example() -> Tensor:
-            found = None if shape or experiment.has_data else agreed()  # sites with data agreed on its features
-            known = shape or (found and found.shape)
-            return torch.zeros(2, *known) if known else federation(first).example()
+            found = table or (None if experiment.has_data else agreed())  # sites with data agreed on its features
+            return torch.zeros(2, *found.shape) if found else federation(first).example()
 
-        known = example if shape or experiment.has_data or experiment.data.preprocessing is not None else None
-        make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed, known))
+        def labels() -> Preprocessing | None:
+            if (found := table or agreed()) or served or at_site or not isinstance(experiment.source, Csv):
+                return found
+            here = federation(first)
+            return None if class_names.doubts(here) else here.preprocessing
+
+        known = example if table or experiment.has_data or experiment.data.preprocessing is not None else None
+        make_task = lru_cache(maxsize=8)(lambda seed: _task(experiment, seed, known, labels))
         return Plan(
             federation=lambda seed: federation(seed if data == "run" else data),
             task=lambda seed: make_task(seed if task == "run" else task),
@@ -183,7 +193,12 @@ def _federation(
         raise InputError(error.at("data.partition")) from None
 
 
-def _task(experiment: Experiment, seed: int, example: Callable[[], Tensor] | None) -> Task:
+def _task(
+    experiment: Experiment,
+    seed: int,
+    example: Callable[[], Tensor] | None,
+    labels: Callable[[], Preprocessing | None],
+) -> Task:
     table, base = experiment.task, experiment.base
     model, loss = table.model, table.loss
     return Task(
@@ -193,7 +208,7 @@ def _task(experiment: Experiment, seed: int, example: Callable[[], Tensor] | Non
         seed=seed,
         example=example,
         metrics=None if table.metrics is None else [_metric(name, base) for name in table.metrics],
-        args=table.args,
+        args=model_args(table, labels),
         dtype=table.dtype,
     )
 

@@ -370,10 +370,10 @@ class Result:
 
         path = preprocessing_file(self.folder, cell.seed)
         stored = Preprocessing.read(path) if path.is_file() else None
-        shape = stored.shape if stored is not None and stored.columns else None  # other data may be of another dtype
-        return self._from_plan(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)), shape)
+        table = stored if stored is not None and stored.columns else None  # other data may be of another dtype
+        return self._from_plan(lambda plan: (plan.algorithms[cell.algorithm], plan.task(cell.seed)), table)
 
-    def _from_plan(self, make: Callable[[Plan], Restored], shape: tuple[int, ...] | None = None) -> Restored:
+    def _from_plan(self, make: Callable[[Plan], Restored], table: Preprocessing | None = None) -> Restored:
         """Return a part of what this process ran, or rebuild it from the folder's experiment file."""
         if self.plan is not None:
             return make(self.plan)
@@ -391,7 +391,7 @@ class Result:
             values = files.read_toml(file)
             values.get("run", {}).pop("compile", None)  # which folders of older versions have
             self._check_code(experiment_file.code_names(values))
-            return make(Plan.of(experiment_file.parse(values, Path.cwd()), shape))
+            return make(Plan.of(experiment_file.parse(values, Path.cwd()), table))
         except InputError as error:
             raise InputError(
                 f"{error} (Clients' models are rebuilt from {file}: change to the folder of the file that was run.)"

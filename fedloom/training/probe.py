@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from fedloom import keys
+from fedloom.data import class_names
+from fedloom.data.class_names import are_dates
 from fedloom.data.federation import Federation
-from fedloom.data.plausibility import are_dates, classes_of_one_client, same_meaning
-from fedloom.data.preprocessing import finite_number
 from fedloom.errors import FedloomError, InputError
 from fedloom.metrics import METRICS, NUMBER_LOSSES, Metric, class_number, of_numbers, top
 from fedloom.score_metrics import confidences, decisions, has_labels, ranking
@@ -219,19 +219,9 @@ def _about_features(federation: Federation, task: Task, x: Tensor) -> str:
 
 def _about_classes(federation: Federation, task: Task, *also: str) -> str:
     """Say how to give a model its outputs, with what is `also` to set, and what the classes may be instead."""
-    names, count = federation.classes, len(federation.classes)
+    names, count, doubts = federation.classes, len(federation.classes), class_names.doubts(federation)
     if are_dates(names):
-        return (
-            f" The classes look like dates, such as {names[0]}, and each is a class of its own: choose another label, "
-            "or predict a number, such as days since admission."
-        )
-    doubts, alike = "", "; ".join(", ".join(group) for group in same_meaning(names))
-    if alike:
-        doubts += f" Some may mean the same ({alike}): are they spelt differently at some clients?"
-    doubts += classes_of_one_client(federation)
-    if all(finite_number(name) is not None for name in names) and count > 2:
-        doubts += ' If they are numbers to predict, set task = "regression" in [data].'
-    # after the doubts: with an output for each, misspelt classes would stay classes
+        return doubts
     whose = f"If they really are {count} classes, the model's" if doubts else "The model's"
     outputs = f"args = {{ classes = {count} }}"
     setting = "\n  ".join([": set in [task]", *also, outputs]) if also else f": set {outputs} in [task]."

@@ -156,9 +156,10 @@ def test_a_table_of_few_people_is_still_told_to_scale() -> None:
     columns = [age, income, np.ones(200), draws.random(200) < 0.01]  # the last ones are constant, or nearly
     (said,) = made(torch.from_numpy(np.stack(columns, 1)).float(), features=("age", "income", "one", "rare"))
     assert re.match(r"Features differ in scale: income varies [89]\d\d times as much as age\. Set normalize", said)
-    assert made(torch.from_numpy(np.stack([age, *columns[2:]], 1)).float()) == ()
+    assert made(torch.from_numpy(np.stack([age / 40, *columns[2:]], 1)).float()) == ()
     heights = torch.from_numpy(draws.uniform(140, 200, (200, 3))).float()  # few features below 255 are no picture
-    assert made(heights) == ()
+    (said,) = made(heights)
+    assert re.match(r"Features are large: feature \d is about 17\d, and models learn best near 1\. Set norm", said)
 
 
 def test_a_feature_far_from_zero_differs_in_scale() -> None:
@@ -168,7 +169,9 @@ def test_a_feature_far_from_zero_differs_in_scale() -> None:
     assert re.match(r"Features differ in scale: day is about 2e\+07, and x varies by (1|0\.9\d) only\. Set norm", said)
     (said,) = made(torch.from_numpy(far[:, None]).float(), features=("day",))
     assert re.match(r"Features differ in scale: day is about 2e\+07, and it varies by 5(\.\d)? only", said)
-    assert made(torch.from_numpy(np.stack([near, 500 + near], 1)).float()) == ()
+    assert made(torch.from_numpy(np.stack([near, 15 + near], 1)).float()) == ()
+    (said,) = made(torch.from_numpy(np.stack([near, 500 + near], 1)).float(), features=("x", "mmHg"))
+    assert said.startswith("Features are large: mmHg is about 500,")
 
 
 def test_pictures_that_nobody_scaled_are_noticed() -> None:

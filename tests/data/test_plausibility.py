@@ -14,11 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.data.build import divided, federate
+from fedloom.data.class_names import classes_of_one_client, same_meaning
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.plausibility import (
-    classes_of_one_client,
     rare_categories,
-    same_meaning,
     spelt_differently,
     suspicions,
     units_of_sites,

@@ -292,7 +292,8 @@ def test_with_a_loss_of_your_own_a_file_measures_what_fits_the_labels(tmp_path: 
     [
         ({"classes": 3}, ""),
         ({"classes": 4}, r"gives 4 outputs per example, .* args = \{ classes = 3 \}"),
-        ({}, r"args = \{ classes = 3 \}"),
+        ({}, ""),  # an output for each class that sites agreed on
+        ({"classes": 2}, r"args = \{ classes = 3 \}"),
         ({"classes": 3, "features": 4}, "The model mlp does not take the data"),
     ],
 )

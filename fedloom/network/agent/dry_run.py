@@ -50,7 +50,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         parsed = admitted(announced, site) if announced else experiment_file.parse({"data": site.data}, site.base)
     except Refused as why:
         raise InputError(f"This site would refuse the experiment: {why}.") from None
-    plan = Plan.of(parsed)
+    plan = Plan.of(parsed, at_site=True)
     federation = plan.federation(parsed.seeds[0])
     agreed = announced.get("data", {}).get("preprocessing")
     if experiment is not None and agreed is not None:

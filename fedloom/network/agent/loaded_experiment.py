@@ -19,7 +19,7 @@ from fedloom.data.federation import Federation
 from fedloom.data.plausibility import suspicions
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import DataTable, Experiment, TaskTable, check_tables, parse, read
+from fedloom.experiment.experiment_file import DataTable, Experiment, TaskTable, check_tables, parse, read, usual_model
 from fedloom.experiment.plan import Plan
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
@@ -125,7 +125,8 @@ class LoadedExperiment:
 def admitted(values: Mapping[str, Any], site: Site) -> Experiment:
     """Return an experiment with this site's data if the policy allows it. Nothing of it is loaded before that."""
     check_tables(values)
-    task = {**values.get("task", {}), "init": "torch"}  # the coordinator sends the initial weights
+    usual = {"model": usual_model(values.get("data", {}))}  # as the coordinator reads the same file
+    task = {**usual, **values.get("task", {}), "init": "torch"}  # the coordinator sends the initial weights
     labels: Mapping[str, Any] = values.get("algorithm") or {"fedavg": {}}
     names = [str(fields.get("name", label)) for label, fields in labels.items() if isinstance(fields, Mapping)]
     site.policy.check_experiment(names, read(TaskTable, "task", task), site.base)
@@ -198,7 +199,7 @@ def load_experiment(
     there, here = plain(str(run_plan["versions"].get("torch"))), machine.facts()["torch"]
     if there != here:
         tell(f"Note: the coordinator has torch {there}, this machine {here}. Results may differ in the last bits.")
-    plan, seed = Plan.of(experiment), experiment.seeds[0]
+    plan, seed = Plan.of(experiment, at_site=True), experiment.seeds[0]
     try:
         check_plan(plan.privacy, plan.cohort, plan.algorithms)
     except InputError as why:

@@ -134,6 +134,8 @@ class NetworkRun:
             parcel = Parcel({}, task.whole(task.initial()))
             self.pool.initial_weights[parcel.sha256] = initial_weights(self.network, parcel)
             initial[str(seed)] = parcel.sha256
+            # every site builds the same model, whatever its own labels are
+            values["task"] = {**values["task"], "args": dict(task.args)}
         run_id = self.ledger.fact("run") or secrets.token_hex(8)
         self.ledger.set_fact("run", run_id)
         facts = machine.facts()

@@ -271,3 +271,17 @@ def test_a_run_that_waits_for_agents_stops_when_it_is_asked_to(tmp_path: Path) -
     run = InProcessRun(tmp_path / "net", EXPERIMENT, {})
     with pytest.raises(KeyboardInterrupt):
         run.run(Silent(), should_stop=lambda: True)
+
+
+def test_every_site_hears_how_many_outputs_the_model_has(tmp_path: Path) -> None:
+    rows = "".join(f"{age},{('icu', 'general')[age % 2]},{age % 2}\n" for age in range(20, 80))
+    (tmp_path / "data.csv").write_text(f"age,ward,dead\n{rows}")
+    agree_on_wards(tmp_path).replace(classes=("0", "1", "2")).write(tmp_path / "agreed.json")
+    data = {"source": "csv", "path": str(tmp_path / "data.csv"), "label": "dead"}
+    data |= {"partition": {"name": "iid", "clients": 2}, "preprocessing": str(tmp_path / "agreed.json")}
+    values = {**EXPERIMENT, "rounds": 1, "data": data}
+    values.pop("task")
+    run = InProcessRun(tmp_path / "net", values, {}, {})
+    assert run.run(Silent()).status == "done"
+    task = run.pool.run_plan["experiment"]["task"]
+    assert (task["model"], task["args"]) == ("mlp", {"classes": 3})  # although no site has a third class
