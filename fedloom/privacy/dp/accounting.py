@@ -18,6 +18,7 @@ from fedloom.errors import InputError
 FINEST, COARSEST = 2e-5, 1e-3  # steps between privacy losses: finer ones take longer, coarser ones overstate ε
 LARGEST = 1e5  # noise multiplier
 MEANINGLESS = 500.0  # an ε that protects nobody, and for which PLD takes minutes
+MOST_SEARCHED = 100.0  # an ε up to which PLD is fast enough to search the noise for it
 
 
 def library(part: str = "") -> Any:
@@ -163,7 +164,7 @@ def noise_multiplier(
     while excess(least, _rdp) <= 0:
         least /= 2
     found = brentq(excess, least, most, args=(_rdp,), xtol=1e-4)
-    if Mechanism(found, q, of, discrete).has_pld:  # RDP overstates ε, so PLD needs less noise
+    if Mechanism(found, q, of, discrete).has_pld and target < MOST_SEARCHED:  # RDP overstates ε, so PLD needs less noise
         most, least = found + 1e-3, 0.8 * found
         while excess(least, _pld) <= 0:
             least *= 0.8

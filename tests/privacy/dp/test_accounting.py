@@ -77,3 +77,11 @@ def test_fixed_and_independent_cohorts_share_no_epsilon() -> None:
 def test_an_epsilon_that_no_noise_reaches_is_refused() -> None:
     with pytest.raises(InputError, match=r"No noise gives ε = 1e-08"):
         noise_multiplier(1e-8, 1e-12, count=10_000)
+
+
+def test_the_noise_for_a_huge_epsilon_keeps_it_and_is_found_without_the_slow_accountant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fedloom.privacy.dp.accounting._pld", lambda *given: pytest.fail("this takes minutes"))
+    z = noise_multiplier(1000.0, 1e-5, count=100)
+    assert 990 < epsilon({Mechanism(z): 100}, 1e-5).value <= 1000
