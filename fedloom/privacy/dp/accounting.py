@@ -164,7 +164,7 @@ def noise_multiplier(
     while excess(least, _rdp) <= 0:
         least /= 2
     found = brentq(excess, least, most, args=(_rdp,), xtol=1e-4)
-    if Mechanism(found, q, of, discrete).has_pld and target < MOST_SEARCHED:  # RDP overstates ε, so PLD needs less noise
+    if target < MOST_SEARCHED and Mechanism(found, q, of, discrete).has_pld:  # which needs less noise than RDP
         most, least = found + 1e-3, 0.8 * found
         while excess(least, _pld) <= 0:
             least *= 0.8
