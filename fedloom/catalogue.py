@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 from pydantic_core import PydanticUndefined
@@ -10,10 +9,7 @@ from pydantic_core import PydanticUndefined
 from fedloom.algorithm import Algorithm, Central
 from fedloom.algorithms import ALGORITHMS
 from fedloom.errors import unknown
-
-# the words of a JSON schema in plain English
-KINDS = {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "array": "list"}
-BOUNDS = {"minimum": "at least", "exclusiveMinimum": "more than", "maximum": "at most", "exclusiveMaximum": "less than"}
+from fedloom.field_words import summary, words
 
 
 @dataclass(frozen=True)
@@ -38,17 +34,16 @@ def entry(name: str) -> Entry:
     if name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
     kind = ALGORITHMS[name]
-    text = inspect.cleandoc(kind.__doc__ or "").split("\n>>>")[0].strip()
-    summary, _, details = text.partition("\n")
+    first, _, details = summary(kind).partition("\n")
     schema = kind.model_json_schema()["properties"]
     fields = {}
     for field, info in kind.model_fields.items():
         if field != "train":
             default = "" if info.default is PydanticUndefined else repr(info.default).replace("'", '"')
-            fields[field] = ("a robust rule" if field == "rule" else _words(schema[field]), default)
+            fields[field] = ("a robust rule" if field == "rule" else words(schema[field]).replace("`", ""), default)
     if "rule" in fields:  # an algorithm's own fields come first
         fields["rule"] = fields.pop("rule")
-    return Entry(name, summary, details.strip(), kind.reference, fields, _secure(kind), _network(kind))
+    return Entry(name, first, details.strip(), kind.reference, fields, _secure(kind), _network(kind))
 
 
 def entries() -> list[Entry]:
@@ -73,16 +68,3 @@ def _secure(kind: type[Algorithm]) -> str:
 
 def _network(kind: type[Algorithm]) -> str:
     return "no: it needs all data in one place" if kind.pooled else "yes"
-
-
-def _words(schema: dict[str, object]) -> str:
-    """Return a field's type in words."""
-    if "enum" in schema:
-        return " | ".join(str(choice) for choice in schema["enum"])  # type: ignore[attr-defined]
-    if "const" in schema:
-        return str(schema["const"])
-    if "anyOf" in schema:
-        return " or ".join(_words(choice) for choice in schema["anyOf"] if choice.get("type") != "null")  # type: ignore[attr-defined]
-    word = KINDS.get(str(schema.get("type")), "table")
-    limits = [f"{words} {schema[bound]:g}" for bound, words in BOUNDS.items() if bound in schema]
-    return ", ".join([word, *limits])

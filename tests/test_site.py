@@ -12,8 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
-from _generate import command_line, compression_results, experiment_file, package, seven_ways, store  # noqa: E402
-from _generate.fields import default, meaning, words  # noqa: E402
+from _generate import command_line, compression_results, package, seven_ways, store  # noqa: E402
 from _generate.parts import PARTS  # noqa: E402
 
 from fedloom.aggregation.robust import RULES  # noqa: E402
@@ -21,6 +20,8 @@ from fedloom.algorithms import ALGORITHMS  # noqa: E402
 from fedloom.compression.methods import METHODS  # noqa: E402
 from fedloom.data.partition import PARTITIONS  # noqa: E402
 from fedloom.data.sources import SOURCES  # noqa: E402
+from fedloom.experiment.file_keys import tables  # noqa: E402
+from fedloom.field_words import meaning  # noqa: E402
 from fedloom.files import tomllib  # noqa: E402
 
 
@@ -50,28 +51,15 @@ def test_a_page_with_generated_parts_says_how_to_print_them_in_a_clone() -> None
     assert "<!-- generated: " not in shown
 
 
-def test_a_type_is_said_in_words() -> None:
-    assert words({"enum": ["a", "b"]}) == '`"a"` or `"b"`'
-    assert words({"type": "array", "items": {"type": "integer"}}) == "list of whole numbers"
-    assert words({"type": "number", "exclusiveMinimum": 0, "maximum": 1}) == "number, more than 0, at most 1"
-    assert words({"anyOf": [{"type": "string"}, {"type": "null"}]}) == "text"
-
-
-def test_a_default_is_written_as_an_experiment_file_writes_it() -> None:
-    run = experiment_file.models()["[run]"]
-    assert default(run, "backend") == 'default: `"vector"`'
-    assert default(run, "keep_models") == "default: `false`"
-
-
 def test_the_reference_names_every_key_that_an_experiment_file_may_have() -> None:
     written = PARTS["experiment_file"]()
-    for model in experiment_file.models().values():
+    for model in tables().values():
         for name in model.model_fields:
             assert f"| `{name}` |" in written
 
 
 def test_every_key_has_a_meaning() -> None:
-    kinds = {**experiment_file.models(), **SOURCES, **PARTITIONS, **ALGORITHMS, **RULES, **METHODS}
+    kinds = {**tables(), **SOURCES, **PARTITIONS, **ALGORITHMS, **RULES, **METHODS}
     silent = [f"{name}: {key}" for name, kind in kinds.items() for key in kind.model_fields if not meaning(kind, key)]
     assert silent == [], "write a string under the field that says what it means"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from _generate.experiment_file import summary
 from _generate.fields import table
 from fedloom import catalogue
 from fedloom.aggregation.robust import RULES
 from fedloom.algorithms import ALGORITHMS
+from fedloom.field_words import summary
 
 
 def overview() -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-from _generate.experiment_file import summary
 from _generate.fields import table
+from fedloom.field_words import summary
 
 
 def fields() -> str:

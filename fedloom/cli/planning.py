@@ -1,4 +1,4 @@
-"""The commands before a run: init, check, graph, algorithms, models."""
+"""The commands before a run: init, check, graph, keys, algorithms, models."""
 
 from __future__ import annotations
 
@@ -25,9 +25,16 @@ from fedloom.cli.shared import (
 from fedloom.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rich.table import Table
+
     from fedloom.models import Description
 
 app = typer.Typer()
+
+OF_ALGORITHMS = "What to compare, by labels of your own. `fedloom algorithms` lists what there is."
+KEYS_OF_ONE = "Keys of a table: `fedloom keys train`. Of a source, partition or algorithm: `fedloom keys csv`."
 
 
 @command(app)
@@ -141,6 +148,32 @@ def graph(file: File, changes: Changes = None, picture: Path | None = None) -> N
 
 
 @command(app)
+def keys(word: Annotated[str | None, typer.Argument(metavar="WORD")] = None, as_json: AsJson = False) -> None:
+    """List what an experiment file may say: its tables, or the keys of one, with their defaults and meaning.
+
+    word: A table (train), a source, partition or algorithm (csv, dirichlet, fedprox), or a key (lr).
+    """
+    from fedloom.experiment import file_keys
+
+    shown = console(100, highlight=False, markup=False)
+    if word is None:
+        said = {title: file_keys.Place(title, model).summary for title, model in file_keys.tables().items()}
+        if as_json:
+            return print_result(as_json, said, ())
+        tables = {title: text for title, text in said.items() if title.startswith("[")}
+        shown.print(_two_columns({file_keys.TOP: said[file_keys.TOP], **tables, "[algorithm]": OF_ALGORITHMS}))
+        return shown.print(f"\n{KEYS_OF_ONE}")
+    found = file_keys.find(word)
+    if as_json:
+        content = [{"table": place.title, "keys": [asdict(key) for key in place.keys]} for place in found]
+        return print_result(as_json, content, ())
+    for place in found:
+        shown.print(place.title if place.only else f"{place.title}: {place.summary}", style="bold")
+        said = {f"  {key.name}": f"{key.kind}; {key.default}. {key.meaning}" for key in place.keys}
+        shown.print(_two_columns(said) if said else "  It has no keys of its own.")
+
+
+@command(app)
 def algorithms(name: Annotated[str | None, typer.Argument(metavar="NAME")] = None, as_json: AsJson = False) -> None:
     """List the algorithms, or describe one.
 
@@ -182,6 +215,18 @@ def models(as_json: AsJson = False) -> None:
     for model in found:
         made.add_row(*_model_row(model))
     console(160, highlight=False, markup=False).print(made)
+
+
+def _two_columns(rows: Mapping[str, str]) -> Table:
+    """Names, and what they mean, which alone breaks into lines."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True)
+    made.add_column()
+    for row in rows.items():
+        made.add_row(*row)
+    return made
 
 
 def _model_row(model: Description) -> tuple[str, str, str, str]:

@@ -30,6 +30,29 @@ def test_algorithms_are_listed_and_shown(monkeypatch: pytest.MonkeyPatch, capsys
     assert "Did you mean 'scaffold'?" in capsys.readouterr().err
 
 
+def test_the_keys_of_a_table_a_source_or_a_word_are_listed_with_defaults_and_meaning(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_this_process("keys", monkeypatch=monkeypatch)
+    assert "[cohort] Which clients take part in a round." in re.sub(" +", " ", capsys.readouterr().out)
+    for word, said in {
+        "train": "lr number, more than 0; default: 0.1. The learning rate.",
+        "[top]": "rounds whole number, at least 0; default: 10.",
+        "csv": 'source = "csv": A CSV file',
+        "dirichlet": "alpha number",
+        "fedprox": "mu number, at least 0; default: 0.01.",
+        "lr": "[train] lr number",
+        "dp": "epsilon number, more than 0; default: none.",
+        "median": "no keys of its own",
+    }.items():
+        in_this_process("keys", word, monkeypatch=monkeypatch)
+        assert said in " ".join(capsys.readouterr().out.split()), word
+    in_this_process("keys", "lr", "--json", monkeypatch=monkeypatch)
+    assert [place["table"] for place in json.loads(capsys.readouterr().out)] == ["[train]", "train.clients"]
+    in_this_process("keys", "learning_rate", monkeypatch=monkeypatch, code=2)
+    assert "no table or key 'learning_rate'. Did you mean 'lr'?" in capsys.readouterr().err
+
+
 def test_models_are_listed_in_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from fedloom.models import MODELS
 

@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.data.build import divided, federate
-from fedloom.data.class_names import classes_of_one_client, same_meaning
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.plausibility import (
     rare_categories,
@@ -253,26 +252,6 @@ def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
     assert "may mean the same and have separate embeddings: ICU, icu." in ward
 
 
-def test_classes_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
-    outcomes = ("Dead", "dead", "alive")
-    (tmp_path / "data.csv").write_text("a,y\n" + "".join(f"{row},{outcomes[row % 3]}\n" for row in range(24)))
-    federation = federate(Csv(path=tmp_path / "data.csv", label="y").load(tmp_path), clients=2)
-    said = "y has classes that may mean the same and are learnt as different ones: Dead, dead."
-    assert [one.partition(" If so")[0] for one in suspicions(federation) if "mean the same" in one] == [said]
-    letters = Federation.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], client=["a", "a", "b", "b"])
-    assert not any("mean the same" in one for one in suspicions(replace(letters, classes=("A", "a"))))
-
-
-def test_spaces_around_a_name_have_no_meaning() -> None:
-    assert same_meaning(["Dead", "dead ", " DEAD", "alive"]) == [["Dead", "dead ", " DEAD"]]
-
-
-def test_letters_are_not_taken_for_yes_and_no() -> None:
-    assert same_meaning("abcdefghijklmnopqrstuvwxyz01") == []
-    assert same_meaning(["Y", "N", "0", "no"]) == [["N", "0", "no"]]
-    assert same_meaning(["ja", "nein", "True", "False"]) == [["ja", "True"], ["nein", "False"]]
-
-
 def test_a_class_that_probably_means_a_missing_label_is_named(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("a,y\n" + "1,yes\n2,no\n3,n/a\n" * 4)
     (said,) = suspicions(federate(Csv(path=tmp_path / "data.csv", label="y").load(tmp_path), clients=2))
@@ -365,14 +344,3 @@ def test_numbers_that_are_declared_as_categories_are_named() -> None:
     (said,) = rare_categories("crp", [f"{number / 4}" for number in range(80)])
     assert said == "crp has 80 categories, all numbers: take it out of categorical to use it as a number."
     assert [*rare_categories("ward", [str(100 + number % 30) for number in range(80)])] == []  # codes
-
-
-def test_classes_that_one_client_has_alone_are_counted(tmp_path: Path) -> None:
-    rows = {"north": ["dead", "alive"], "south": ["dead", "alive", "daed"], "west": ["1", "0", "0"]}
-    for name, labels in rows.items():
-        (tmp_path / f"{name}.csv").write_text("\n".join(["age,out", *(f"{5 + len(one)},{one}" for one in labels)]))
-    dataset = Csv(path=tmp_path, label="out").load(tmp_path)
-    said = classes_of_one_client(federate(dataset))
-    assert "has 0 (2 rows of west), 1 (1 row of west), daed (1 row of south): are they spelt differently" in said
-    apart = replace(dataset, client=np.asarray(dataset.y))  # every class has its client
-    assert classes_of_one_client(federate(apart)) == ""

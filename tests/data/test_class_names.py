@@ -1,0 +1,58 @@
+"""Names of classes that are probably a mistake."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.data.build import federate
+from fedloom.data.class_names import classes_of_one_client, doubts, same_meaning
+from fedloom.data.federation import Federation
+from fedloom.data.plausibility import suspicions
+from fedloom.data.sources.csv import Csv
+
+
+def test_classes_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
+    outcomes = ("Dead", "dead", "alive")
+    (tmp_path / "data.csv").write_text("a,y\n" + "".join(f"{row},{outcomes[row % 3]}\n" for row in range(24)))
+    federation = federate(Csv(path=tmp_path / "data.csv", label="y").load(tmp_path), clients=2)
+    said = "y has classes that may mean the same and are learnt as different ones: Dead, dead."
+    assert [one.partition(" If so")[0] for one in suspicions(federation) if "mean the same" in one] == [said]
+    letters = Federation.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], client=["a", "a", "b", "b"])
+    assert not any("mean the same" in one for one in suspicions(replace(letters, classes=("A", "a"))))
+
+
+def test_spaces_around_a_name_have_no_meaning() -> None:
+    assert same_meaning(["Dead", "dead ", " DEAD", "alive"]) == [["Dead", "dead ", " DEAD"]]
+
+
+def test_letters_are_not_taken_for_yes_and_no() -> None:
+    assert same_meaning("abcdefghijklmnopqrstuvwxyz01") == []
+    assert same_meaning(["Y", "N", "0", "no"]) == [["N", "0", "no"]]
+    assert same_meaning(["ja", "nein", "True", "False"]) == [["ja", "True"], ["nein", "False"]]
+
+
+def test_classes_that_one_client_has_alone_are_counted(tmp_path: Path) -> None:
+    rows = {"north": ["dead", "alive"], "south": ["dead", "alive", "daed"], "west": ["1", "0", "0"]}
+    for name, labels in rows.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join(["age,out", *(f"{5 + len(one)},{one}" for one in labels)]))
+    dataset = Csv(path=tmp_path, label="out").load(tmp_path)
+    said = classes_of_one_client(federate(dataset))
+    assert "has 0 (2 rows of west), 1 (1 row of west), daed (1 row of south): are they spelt differently" in said
+    apart = replace(dataset, client=np.asarray(dataset.y))  # every class has its client
+    assert classes_of_one_client(federate(apart)) == ""
+
+
+def test_only_classes_that_seem_right_get_an_output_each_without_a_question() -> None:
+    def said(*names: str) -> str:
+        labels = list(range(len(names))) * 2
+        federation = Federation.from_arrays(np.zeros((len(labels), 1)), labels, clients=2)
+        return doubts(replace(federation, classes=names))
+
+    assert said("benign", "malignant") == said("none", "mild", "severe") == said("0", "1") == ""
+    assert "may mean the same (Benign, benign)" in said("Benign", "benign", "malignant")
+    assert 'set task = "regression"' in said("1", "2", "3")
+    assert "look like dates" in said("2024-03-31", "2024-04-01", "2024-04-02")
+    assert doubts(Federation.from_arrays(np.zeros((4, 1)), [0.5, 1.5, 2.5, 3.5], clients=2)) == ""
