@@ -22,6 +22,7 @@ from fedloom.data.sources import Source, source
 from fedloom.data.sources.base import locate
 from fedloom.data.split import Split
 from fedloom.errors import SYNONYMS, UNKNOWN, InputError, ParameterError, nearest, unknown
+from fedloom.experiment.key_homes import home
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.files import read_toml
@@ -500,7 +501,11 @@ def read(record: type[R], table: str, values: Mapping[str, Any]) -> R:
     try:
         return record(**values)
     except ParameterError as error:
-        raise InputError(error.at(table)) from None
+        raise InputError(f"{error.at(table)}{_home(error, table)}") from None
+
+
+def _home(error: ParameterError, table: str) -> str:
+    return home(error.parameter, table, _NO_TABLES, TABLES) if error.problem == UNKNOWN else ""
 
 
 def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
@@ -517,7 +522,8 @@ def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
         known = sorted({*DataTable.model_fields, *kind.model_fields})
         raise InputError(
             f"[data] has no key '{error.parameter}' (= {_short(own[error.parameter])}). "
-            f'Known for source = "{name}": {", ".join(known)}.{nearest(error.parameter, known)}'
+            f'Known for source = "{name}": {", ".join(known)}.'
+            f"{nearest(error.parameter, known)}{_home(error, 'data')}"
         ) from None
     return read(DataTable, "data", common), loader
 
@@ -567,7 +573,7 @@ def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) ->
     except ParameterError as error:
         where = "train" if error.parameter in train and error.parameter not in fields else table
         hint = _dotted(label, {error.parameter: own.get(error.parameter)}) if error.problem == UNKNOWN else ""
-        raise InputError(f"{error.at(where)}{hint}") from None
+        raise InputError(f"{error.at(where)}{hint or _home(error, table)}") from None
     except InputError as error:
         raise InputError(f"[{table}] {error}") from None
 
