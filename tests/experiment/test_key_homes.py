@@ -1,7 +1,8 @@
 """A key in the wrong table of an experiment file: the message says where it belongs."""
 
+from pathlib import Path
+
 import pytest
-import tomllib
 
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
@@ -32,7 +33,8 @@ TOP = "belongs at the top of the file, before the first [table]."
         ("[train]\nquite_unknown = 1", "schedule, weight_decay."),
     ],
 )
-def test_a_key_in_the_wrong_table_is_sent_home(text: str, hint: str) -> None:
+def test_a_key_in_the_wrong_table_is_sent_home(text: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text(text)
     with pytest.raises(InputError) as caught:
-        experiment_file.parse(tomllib.loads(text))
+        experiment_file.load(tmp_path / "wrong.toml")
     assert str(caught.value).endswith(hint)
