@@ -330,7 +330,8 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
                 lines.append(f"{inner}: {'added' if key in new else 'removed'}{what}")
             else:
                 lines.extend(differences(old[key], new[key], inner))
-        return list(dict.fromkeys(lines))  # several classes may be in one file
+        lines = list(dict.fromkeys(lines))  # several classes may be in one file
+        return lines if place else _causes(lines)
     if old == new or json.dumps(old, default=str) == json.dumps(new, default=str):  # nan equals nothing, not even nan
         return []
     if _are_hashes(old) and _are_hashes(new):
@@ -340,6 +341,15 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
         shown = {"code": file, "values": f"a value in {used}"}.get(table, place)
         return [f"{shown} has changed"]
     return [f"{place}: {_short(old)} → {_short(new)}"]
+
+
+def _causes(lines: list[str]) -> list[str]:
+    """Leave out what follows from other lines: code decides its values, and a model its initial weights."""
+    of_model = "a value in the code of model has changed"
+    follow = {"task.init has changed"} if of_model in lines else set()
+    if "your code has changed" in lines:
+        follow |= {line for line in lines if line.startswith("a value in the code of ")}
+    return [line for line in lines if line not in follow]
 
 
 def _are_hashes(value: Any) -> bool:
