@@ -20,7 +20,7 @@ from fedloom.experiment import unequal_weights
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
-from fedloom.results import headline
+from fedloom.results import headline, wide_intervals
 from fedloom.results.badly_served import in_words
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
@@ -279,6 +279,7 @@ def about_seeds(run: RunData) -> Iterator[str]:
         return
     main = main_comparison(run)
     yield from _few_seeds(main) if main is not None else ()
+    yield from wide_intervals.cautions(run)
     alike: dict[str, list[str]] = {}  # label → metrics
     for metric in run.metrics:
         for label, values in next((one.values for one in comparisons(run, metric)), {}).items():
