@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 EXTRAS = {"ray.md": "ray"}  # pages whose commands need a package that may not be there
 # pages whose Python can be run from top to bottom, and how much of it: one page also shows other frameworks' programs
-RUNNABLE = {"README.md": None, "how-to/python.md": None, "how-to/from-other-frameworks.md": 1}
+RUNNABLE = {"README.md": None, "how-to/data.md": None, "how-to/python.md": None, "how-to/from-other-frameworks.md": 1}
 SLOW_PYTHON = {"README.md", "python.md", "from-other-frameworks.md"}
 # pages whose commands need a dataset that is fetched from elsewhere
 FETCHED = dict.fromkeys(("four-hospitals.md", "private-hospitals.md"), "heart_disease")

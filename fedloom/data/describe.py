@@ -77,19 +77,24 @@ def describe(federation: Federation) -> Description:
 
 
 def label_counts(federation: Federation, most: int = 200) -> dict[str, object] | None:
-    """Return the number of examples of every label at every client, in a form for JSON.
+    """Return the number of examples of every label at every client, in a form for JSON: of all and of test examples.
 
     The result is None for a regression, and for more than `most` clients or classes.
 
     >>> federation = Federation.from_arrays(np.zeros((6, 1)), [0, 0, 0, 0, 1, 1], client=["a"] * 3 + ["b"] * 3)
     >>> label_counts(federation)
-    {'classes': ['0', '1'], 'counts': [[3, 0], [1, 2]]}
+    {'classes': ['0', '1'], 'counts': [[3, 0], [1, 2]], 'tested': [[1, 0], [1, 0]]}
     """
     classes, clients = len(federation.classes), federation.clients
     if not 0 < classes <= most or clients > most:
         return None
-    counts = np.bincount(_client_and_label(federation), minlength=clients * classes)
-    return {"classes": list(federation.classes), "counts": counts.reshape(clients, classes).tolist()}
+    pairs = _client_and_label(federation)
+    some = {"counts": pairs, "tested": pairs[federation.indices(federation.everyone, "test").numpy()]}
+    counted = {name: np.bincount(one, minlength=clients * classes) for name, one in some.items()}
+    return {
+        "classes": list(federation.classes),
+        **{name: counts.reshape(clients, classes).tolist() for name, counts in counted.items()},
+    }
 
 
 def table(description: Description, limit: int = 20) -> Table:

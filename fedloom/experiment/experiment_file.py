@@ -22,6 +22,7 @@ from fedloom.data.sources import Source, source
 from fedloom.data.sources.base import locate
 from fedloom.data.split import Split
 from fedloom.errors import SYNONYMS, UNKNOWN, InputError, ParameterError, nearest, unknown
+from fedloom.experiment.key_homes import home
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
 from fedloom.files import read_toml
@@ -331,7 +332,8 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
                 lines.append(f"{inner}: {'added' if key in new else 'removed'}{what}")
             else:
                 lines.extend(differences(old[key], new[key], inner))
-        return list(dict.fromkeys(lines))  # several classes may be in one file
+        lines = list(dict.fromkeys(lines))  # several classes may be in one file
+        return lines if place else _causes(lines)
     if old == new or json.dumps(old, default=str) == json.dumps(new, default=str):  # nan equals nothing, not even nan
         return []
     if _are_hashes(old) and _are_hashes(new):
@@ -341,6 +343,15 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
         shown = {"code": file, "values": f"a value in {used}"}.get(table, place)
         return [f"{shown} has changed"]
     return [f"{place}: {_short(old)} → {_short(new)}"]
+
+
+def _causes(lines: list[str]) -> list[str]:
+    """Leave out what follows from other lines: code decides its values, and a model its initial weights."""
+    of_model = "a value in the code of model has changed"
+    follow = {"task.init has changed"} if of_model in lines else set()
+    if "your code has changed" in lines:
+        follow |= {line for line in lines if line.startswith("a value in the code of ")}
+    return [line for line in lines if line not in follow]
 
 
 def _are_hashes(value: Any) -> bool:
@@ -510,7 +521,11 @@ def read(record: type[R], table: str, values: Mapping[str, Any]) -> R:
     try:
         return record(**values)
     except ParameterError as error:
-        raise InputError(error.at(table)) from None
+        raise InputError(f"{error.at(table)}{_home(error, table)}") from None
+
+
+def _home(error: ParameterError, table: str) -> str:
+    return home(error.parameter, table, _NO_TABLES, TABLES) if error.problem == UNKNOWN else ""
 
 
 def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
@@ -527,7 +542,8 @@ def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
         known = sorted({*DataTable.model_fields, *kind.model_fields})
         raise InputError(
             f"[data] has no key '{error.parameter}' (= {_short(own[error.parameter])}). "
-            f'Known for source = "{name}": {", ".join(known)}.{nearest(error.parameter, known)}'
+            f'Known for source = "{name}": {", ".join(known)}.'
+            f"{nearest(error.parameter, known)}{_home(error, 'data')}"
         ) from None
     return read(DataTable, "data", common), loader
 
@@ -577,7 +593,7 @@ def _algorithm(label: str, fields: Any, train: Mapping[str, Any], base: Path) ->
     except ParameterError as error:
         where = "train" if error.parameter in train and error.parameter not in fields else table
         hint = _dotted(label, {error.parameter: own.get(error.parameter)}) if error.problem == UNKNOWN else ""
-        raise InputError(f"{error.at(where)}{hint}") from None
+        raise InputError(f"{error.at(where)}{hint or _home(error, table)}") from None
     except InputError as error:
         raise InputError(f"[{table}] {error}") from None
 

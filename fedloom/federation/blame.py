@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import FedloomError, TrainingError
+from fedloom.federation.hidden_state import keeps_nothing
 from fedloom.federation.returned import check_answer, check_state
 from fedloom.task import Task
 from fedloom.training import generators
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 def server_half(algorithm: Algorithm, state: Groups, cohort: Cohort) -> Groups:
     """Run a round's server half. An error in your own code becomes one that names the round, the file and the line."""
     try:
-        found = algorithm.round(state, cohort)
+        with keeps_nothing(algorithm, algorithm.round):
+            found = algorithm.round(state, cohort)
         check_state(algorithm.round, found, state)
         return found
     except FedloomError:
@@ -37,14 +39,16 @@ def server_half(algorithm: Algorithm, state: Groups, cohort: Cohort) -> Groups:
 
 def initial_state(algorithm: Algorithm, task: Task, initial: Tree) -> Groups:
     """Return the server's state before the first round."""
-    state = algorithm.init(task, initial)
+    with keeps_nothing(algorithm, algorithm.init):
+        state = algorithm.init(task, initial)
     check_state(algorithm.init, state, {})
     return state
 
 
 def initial_own(algorithm: Algorithm, task: Task, initial: Tree) -> Groups:
     """Return what a client keeps before it first takes part."""
-    own = algorithm.init_own(task, initial)
+    with keeps_nothing(algorithm, algorithm.init_own):
+        own = algorithm.init_own(task, initial)
     check_state(algorithm.init_own, own, {})
     return own
 
@@ -56,7 +60,8 @@ def client_half(work: ClientWork, task: Task, shared: Groups, own: Groups, data:
     """
     method, own_class = getattr(work.algorithm, work.method), has_own_class(work.algorithm)
     with generators.yours(data.key(0, "draws")) if own_class else nullcontext(lambda: False) as drew:
-        found = method(task, shared, own, data, *extra)
+        with keeps_nothing(work.algorithm, method):
+            found = method(task, shared, own, data, *extra)
         if len(data) > 1 and drew():
             raise DrawsTogether
     check_answer(method, found, own, len(data))

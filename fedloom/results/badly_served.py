@@ -72,7 +72,7 @@ def in_short(run: RunData) -> Iterator[str]:
 
 
 def chance(metric: str, counts: Floats | None) -> float | None:
-    """Return what guessing reaches at a client. `counts` are its examples of each class; None means unknown.
+    """Return what guessing reaches at a client. `counts` are its test examples of each class; None means unknown.
 
     >>> [chance(name, np.array([30.0, 10.0])) for name in ("auroc", "accuracy", "balanced_accuracy", "r2", "f1")]
     [0.5, 0.75, 0.5, 0.0, None]
@@ -90,7 +90,7 @@ def chance(metric: str, counts: Floats | None) -> float | None:
 def standard_error(metric: str, tested: int, counts: Floats | None) -> float | None:
     """Return the standard error of a metric on `tested` examples, on the large side; None if it is not known.
 
-    The test examples are taken to have the classes in the shares of the client's examples.
+    The test examples are taken to have the classes in the shares of `counts`.
     """
     shares = np.array([RARE, 1 - RARE]) if counts is None or not counts.any() else counts[counts > 0] / counts.sum()
     sizes = np.maximum(shares * tested, 1)
@@ -106,7 +106,8 @@ def standard_error(metric: str, tested: int, counts: Floats | None) -> float | N
 
 def _of_label(run: RunData, label: str, alone: str | None) -> list[BadlyServed]:
     """The badly served clients of an algorithm, each with the first metric that shows it."""
-    held = (run.facts.get("labels") or {}).get("counts")
+    known = run.facts.get("labels") or {}
+    held = known.get("tested", known.get("counts"))  # runs of earlier versions have the labels of all examples only
     # as many standard errors as chance alone hardly exceeds at any of the clients
     far = NormalDist().inv_cdf(1 - 0.025 / max(len(run.clients), 1))
     found: dict[int, BadlyServed] = {}

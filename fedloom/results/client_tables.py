@@ -40,7 +40,7 @@ def summary(run: RunData, metric: str) -> Iterator[Table]:
             (name, *(float(getattr(one, part)[-1]) for one in stats.values())) for name, part in STATISTICS.items()
         ]
         if stats:
-            title = f"{metric.capitalize()} over clients at the end, {words}{run.drawn(phase)}"
+            title = f"{run.metric(metric).capital_title} over clients at the end, {words}{run.drawn(phase)}"
             kinds = ("text", *[run.metric(metric).number_format] * len(stats))
             names = ("over clients", *stats)
             yield Table(f"summary_{metric}_{phase}", title, names, tuple(rows), kinds, _seeds_in_words(run))
@@ -63,7 +63,8 @@ def universal_test(run: RunData, metric: str) -> Iterator[Table]:
             values.append(None if one_model and name != "Average" else known_mean(per_seed))
         rows.append((name, *values))
     if found:
-        title, kinds = f"Universal test: {metric}", ("text", *[run.metric(metric).number_format] * len(found))
+        info = run.metric(metric)
+        title, kinds = f"Universal test: {info.title}", ("text", *[info.number_format] * len(found))
         note = run.about_clients(say("note", "universal_test", seeds=_seeds_in_words(run)))
         yield Table(f"universal_test_{metric}", title, ("user", *found), tuple(rows), kinds, note)
 
@@ -85,7 +86,7 @@ def clients(run: RunData, metric: str) -> Iterator[Table]:
         kinds = ("text", *["whole"] * len(SPLITS), *[kind] * len(means))
         drawn = "in_which_drawn" if run.leaves_out_clients(phase) else "over_seeds"
         mean = say("note", drawn) if len(run.seeds_of_clients) > 1 else ""
-        title = f"Every client: {metric}, {END[phase]}"
+        title = f"Every client: {run.metric(metric).title}, {END[phase]}"
         note = run.about_clients(say("note", "clients", model=say("note", MODEL[phase]), mean=mean))
         yield Table(f"clients_{metric}", title, columns, tuple(rows), kinds, note)
 
@@ -106,7 +107,8 @@ def long_table(run: RunData, metric: str, axis: str, name_of: Callable[[int], Va
         shown, deviation = run.metric(metric).number_format, run.metric(metric).deviation_format
         columns = ("algorithm", "phase", axis, *STATISTICS)
         kinds = ("text", "text", "whole" if axis == "round" else "text", shown, deviation, shown, shown)
-        title = f"{metric.capitalize()} on each client's test split, over {'clients' if axis == 'round' else 'rounds'}"
+        over = "clients" if axis == "round" else "rounds"
+        title = f"{run.metric(metric).capital_title} on each client's test split, over {over}"
         note = _seeds_in_words(run) if len(seeds) == len(run.seeds) else run.about_clients("")
         note += " " + say("note", "never_drawn") if run.leaves_out_clients("post_fit") else ""
         yield Table(f"{axis}_stats_{metric}", title, columns, tuple(rows), kinds, note)

@@ -56,7 +56,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """The metric and how it was measured, in words."""
-        return f"{self.metric.name}, {self.way}"
+        return f"{self.metric.title}, {self.way}"
 
     @property
     def where(self) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.data.figure import draw_shares, shorten_all, text_width
+from fedloom.data.figure import draw_shares, shorten, shorten_all, text_width
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError
 from fedloom.results import audit_findings, headline, learning_curves, round_figure
@@ -35,6 +35,7 @@ UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.
 FEW_CLIENTS = 6  # up to these, the name of a client has two lines of this many letters
 LINE = 20
 PANEL_LETTERS = 24  # that fit side by side under a panel
+LABEL = 36  # the most letters of an axis that is named after a metric
 FILLS = ("min-max", "std")
 
 
@@ -104,7 +105,7 @@ def at_a_glance(run: RunData) -> CaptionedFigure | None:
     for axes, one in zip(panels, shown, strict=True):
         for place, label in enumerate(labels):
             _draw_seeds(axes, place, one, label, _colours(run)[label])
-        title = "\n".join(textwrap.wrap(one.title, 48))
+        title = "\n".join(textwrap.wrap(shorten(one.title, 144), 48))
         style.finish_axes(axes, title, one.metric.percent, most_ticks=0, values="x")
         axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
@@ -136,7 +137,7 @@ def comparison(run: RunData, metric: str) -> CaptionedFigure | None:
     except InputError:  # nothing was measured
         return None
     caption = say("caption", "over_seeds" if len(run.seeds) > 1 else "one_seed") + _drawn_in_words(run)
-    return CaptionedFigure("comparison", f"{metric.capitalize()} against rounds", caption, figure)
+    return CaptionedFigure("comparison", f"{run.metric(metric).capital_title} against rounds", caption, figure)
 
 
 def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
@@ -159,9 +160,10 @@ def global_model(run: RunData, metric: str) -> CaptionedFigure | None:
             style.plot_line(axes, *line, **style.line_styles(run.labels)[label], label=label)
         style.finish_axes(axes, name.capitalize(), run.metric(metric).percent)
         axes.set_xlabel("Round")
-    panels[0].set_ylabel(metric.capitalize())
+    panels[0].set_ylabel(shorten(run.metric(metric).capital_title, LABEL))
     style.add_legend(figure)
-    title, caption = f"The global model: {metric} against rounds", say("caption", "global_model") + _seeds_in_words(run)
+    caption = say("caption", "global_model") + _seeds_in_words(run)
+    title = f"The global model: {run.metric(metric).title} against rounds"
     return CaptionedFigure("global_model", title, caption, figure)
 
 
@@ -202,7 +204,7 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
     if any(text.get_rotation() for text in grid[-1].get_xticklabels()):  # slanted names need height
         width, height = figure.get_size_inches()
         figure.set_size_inches(width, height + 0.7)
-    grid[0].set_ylabel(f"Test {metric}")
+    grid[0].set_ylabel(shorten(f"Test {run.metric(metric).title}", LABEL))
     _before_and_after_legend(figure, shade, against)
     figure.supxlabel("Round" if against == "rounds" else "Client", size=8.5, color=INK)
     marks = "Lines" if against == "rounds" else "Dots"
@@ -217,7 +219,7 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
             caption += f" {MOST_ROWS} of {len(run.clients):,} clients."
     if len(panels) > MOST_PANELS:
         caption += f" The first {MOST_PANELS} algorithms."
-    title = f"{metric.capitalize()} against {against}, before and after local training"
+    title = f"{run.metric(metric).capital_title} against {against}, before and after local training"
     name = "sausage_rounds" if against == "rounds" else "sausage_users"
     return CaptionedFigure(name, title, caption, figure)
 
@@ -313,7 +315,9 @@ def against_bytes(run: RunData, metric: str) -> CaptionedFigure | None:
     if figure is None:
         return None
     caption = f"The curve is {headline.curve_in_words(run)}; bytes are those of weights and numbers as they are sent."
-    return CaptionedFigure("bytes", f"{metric.capitalize()} against bytes", caption + _seeds_in_words(run), figure)
+    return CaptionedFigure(
+        "bytes", f"{run.metric(metric).capital_title} against bytes", caption + _seeds_in_words(run), figure
+    )
 
 
 def against_time(run: RunData, metric: str) -> CaptionedFigure | None:
@@ -330,7 +334,9 @@ def against_time(run: RunData, metric: str) -> CaptionedFigure | None:
     if figure is None:
         return None
     caption = f"The curve is {headline.curve_in_words(run)}; time is that of the simulated fleet."
-    return CaptionedFigure("time", f"{metric.capitalize()} against time", caption + _seeds_in_words(run), figure)
+    return CaptionedFigure(
+        "time", f"{run.metric(metric).capital_title} against time", caption + _seeds_in_words(run), figure
+    )
 
 
 def _against(
@@ -369,7 +375,7 @@ def _against(
             formatter(lambda value, _: f"{value:g}")
     style.finish_axes(axes, "", run.metric(metric).percent, most_ticks=0)
     axes.set_xlabel(axis)
-    axes.set_ylabel(f"Test {metric}")
+    axes.set_ylabel(shorten(f"Test {run.metric(metric).title}", LABEL))
     style.add_legend(figure)
     return figure
 
@@ -399,7 +405,8 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
         _name_clients(axes, clients, names)
     _widen(figure, names, 11)
     settings = {"pad": 0.01, "fraction": 0.025, "extend": beyond}
-    style.show_percent(style.add_colour_bar(figure, image, panels, f"Test {metric}", **settings), info.percent)
+    bar = style.add_colour_bar(figure, image, panels, shorten(f"Test {info.title}", LABEL), **settings)
+    style.show_percent(bar, info.percent)
     figure.supxlabel("Round", size=8.5, color=INK)
     panels[0].set_ylabel("Client")
     caption = "After local training, on each client's own test split; an empty cell was not measured."

@@ -20,7 +20,7 @@ from fedloom.experiment import unequal_weights
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
-from fedloom.results import headline
+from fedloom.results import headline, wide_intervals
 from fedloom.results.badly_served import in_words
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
@@ -133,14 +133,15 @@ def _diverged(run: RunData) -> Iterator[str]:
     classes = len((run.facts.get("labels") or {}).get("classes") or ()) or MANY_CLASSES
     of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
     guess = math.log(max(classes, 2)) if of_classes else math.inf
+    when = "" if run.has_server_test else " after local training"
     for label in run.labels:
         curves = {seed: values for seed, (_, values) in headline.curves(run, label, "loss").items()}
         ratios = [_rise(run, label, seed, values) for seed, values in curves.items()]
         worst = max((float(values[-1]) for values in curves.values()), default=0.0)
         if worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
-            yield say("caution", "diverged_far", label=label, loss=worst, guess=guess)
+            yield say("caution", "diverged_far", label=label, when=when, loss=worst, guess=guess)
         elif ratios and max(ratios) > 2:
-            yield say("caution", "diverged", label=label, ratio=max(ratios))
+            yield say("caution", "diverged", label=label, when=when, ratio=max(ratios))
 
 
 def _rise(run: RunData, label: str, seed: int, curve: Floats) -> float:
@@ -278,6 +279,7 @@ def about_seeds(run: RunData) -> Iterator[str]:
         return
     main = main_comparison(run)
     yield from _few_seeds(main) if main is not None else ()
+    yield from wide_intervals.cautions(run)
     alike: dict[str, list[str]] = {}  # label → metrics
     for metric in run.metrics:
         for label, values in next((one.values for one in comparisons(run, metric)), {}).items():
@@ -362,8 +364,11 @@ def _easy_own_tests(run: RunData) -> Iterator[str]:
     held, main = run.facts.get("labels"), main_comparison(run)
     if not held or main is None or main.metric.name != "accuracy" or main.key == "server_test":
         return
-    counts = np.array(held["counts"], dtype=np.float64)
-    own = float((counts.max(axis=1) / np.maximum(counts.sum(axis=1), 1)).mean())
+    counts = np.array(held.get("tested", held["counts"]), dtype=np.float64)  # earlier versions have only the latter
+    counts = counts[counts.any(axis=1)]
+    if not len(counts):
+        return
+    own = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
     together = float(counts.sum(axis=0).max() / counts.sum())
     if own > together + EASIER and not run.evaluation.get("universal"):
         yield say("caution", "easy_own_tests", own=show(own, "percent"), together=show(together, "percent"))

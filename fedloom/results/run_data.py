@@ -16,7 +16,8 @@ from fedloom.errors import InputError, StoreError
 from fedloom.experiment.experiment_file import identity
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.federation.sampling import Sampling
-from fedloom.metrics import short_name
+from fedloom.metrics import class_number, short_name
+from fedloom.metrics import metric as known_metric
 from fedloom.results.result import Result, open_store, read_cells
 from fedloom.results.run_values import ClientValues, Curve, Floats, MetricInfo, RoundCosts, RoundTimes, grouped
 from fedloom.results.safe_text import distinct_names
@@ -55,8 +56,11 @@ class RunData:
         wanted = _wanted_metrics(description)
         places = {short_name(name): place for place, name in enumerate(wanted)}
         rows.sort(key=lambda row: (row["metric"] == "loss", places.get(row["metric"], len(wanted))))
+        classes = (facts.get("labels") or {}).get("classes") or ()
         metrics = {
-            row["metric"]: MetricInfo(row["metric"], bool(row["is_mean"]), bool(row["higher_is_better"]))
+            row["metric"]: MetricInfo(
+                row["metric"], bool(row["is_mean"]), bool(row["higher_is_better"]), _class_of(row["metric"], classes)
+            )
             for row in rows
         }
         return RunData(folder, cells, metrics, tuple(clients), facts)
@@ -412,6 +416,16 @@ class RunData:
             with Store(self.folder, read_only=True) as store:
                 self._read[key] = read(store)
         return self._read[key]
+
+
+def _class_of(metric: str, classes: Sequence[str]) -> str:
+    """Return the name of the class that a metric is about; empty if it is about all, or the classes have no names."""
+    try:
+        number = class_number(known_metric(metric))
+    except InputError:  # your own
+        return ""
+    named = number is not None and number < len(classes) and classes[number] != str(number)
+    return str(classes[number]) if named and number is not None else ""
 
 
 def _wanted_metrics(description: Mapping[str, Any]) -> list[str]:

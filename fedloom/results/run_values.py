@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,6 +132,21 @@ class MetricInfo:
     name: str
     is_mean: bool  # over examples; AUROC, for example, is not
     higher_is_better: bool
+    of_class: str = field(default="", compare=False)  # the name of the class that it is about, if that is known
+
+    @property
+    def title(self) -> str:
+        """The name for people: a class has a number in the stored one.
+
+        >>> MetricInfo("f1_of_0", False, True, "benign").title, MetricInfo("f1", False, True).title
+        ('f1_of_0 (benign)', 'f1')
+        """
+        return f"{self.name} ({self.of_class})" if self.of_class else self.name
+
+    @property
+    def capital_title(self) -> str:
+        """The same for the beginning of a sentence."""
+        return self.title[:1].upper() + self.title[1:]
 
     @property
     def percent(self) -> bool:

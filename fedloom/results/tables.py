@@ -51,7 +51,7 @@ def overview(run: RunData) -> Iterator[Table]:
         found = comparisons(run, metric)
         labels = [label for label in run.labels if any(label in one.values for one in found)]
         if labels:
-            name, title, note = f"overview_{metric}", f"Results: {metric}", _overview_note(found)
+            name, title, note = f"overview_{metric}", f"Results: {run.metric(metric).title}", _overview_note(found)
             spreads = {label: [spread(list(one.values.get(label, {}).values())) for one in found] for label in labels}
             numbers = tuple((label, *(each for one in spreads[label] for each in _numbers(one))) for label in labels)
             columns = ("algorithm", *(text for one in found for text in (one.way, f"{one.way}, ±")))
@@ -130,7 +130,7 @@ def comparison(run: RunData) -> Iterator[Table]:
                 note += " " + say("note", "no_width")
             if run.leaves_out_clients("post_fit"):
                 note += " " + say("note", "drawn")
-            yield Table(f"comparison_{name}", f"Results in full: {name}", columns, tuple(rows), kinds, note)
+            yield Table(f"comparison_{name}", f"Results in full: {metric.title}", columns, tuple(rows), kinds, note)
 
 
 def paired_differences(run: RunData, baseline: str | None = None, *, explain: bool = True) -> Iterator[Table]:
@@ -321,7 +321,7 @@ def fairness(run: RunData) -> Iterator[Table]:
         drawn = "; others were not drawn" if run.leaves_out_clients(run.end_phase) else ""
         model = say("note", client_tables.MODEL[run.end_phase])
         note = say("note", "fairness", model=model, drawn=drawn, curve=headline.curve_in_words(run), few=few)
-        yield Table("fairness", f"Fairness, last rounds and peak: {name}", columns, tuple(rows), kinds, note)
+        yield Table("fairness", f"Fairness, last rounds and peak: {metric.title}", columns, tuple(rows), kinds, note)
 
 
 def virtual_time(run: RunData) -> Iterator[Table]:

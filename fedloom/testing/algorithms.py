@@ -40,7 +40,7 @@ from fedloom.training.probe import Probe, probe
 from fedloom.training.settings import Training
 from fedloom.tree import Groups
 from fedloom.unread_fields import without_effect
-from fedloom.user_code import misspelt
+from fedloom.user_code import has_own_class, misspelt
 
 __all__ = ["check_algorithm"]
 
@@ -69,8 +69,8 @@ def check_algorithm(
       torch's own, whose clients are never side by side. With `needs = "linear"` it runs on linear models instead.
     - It refuses wrong parameters with a message that names them. Right ones stay the same when written as JSON.
     - It has no method that nothing calls, with nearly the name of one that fedloom calls.
-    - Its docstring begins with one plain sentence, and every field has an effect: a method that runs reads it. Clients
-      that send weights declare them as `positions`. For algorithms outside of fedloom, these are only warnings.
+    - Every field has an effect: a method that runs reads it. Clients that send weights declare them as `positions`. For
+      algorithms outside of fedloom, these are only warnings. The docstring of one of fedloom's is a sentence.
 
     `settings` are fields to test it with. By default, training uses small batches. `progress` is called with a line of
     text before each net.
@@ -79,7 +79,9 @@ def check_algorithm(
     >>> check_algorithm(FedAvg, settings={"epochs": 2.0})
     """
     checked = _with_settings(algorithm, settings or {})
-    _complain(type(checked), [*_problems_of_docstring(type(checked)), *without_effect(type(checked)).values()])
+    # the pages of fedloom's own algorithms are made from their docstrings; yours may say what you like
+    about_docstring = () if has_own_class(checked) else _problems_of_docstring(type(checked))
+    _complain(type(checked), [*about_docstring, *without_effect(type(checked)).values()])
     _check_parameters(checked, settings or {})
     for said in misspelt(type(checked)):
         raise AssertionError(said)

@@ -6,7 +6,7 @@ What a round sends is found by a rehearsal, in which one client with a few examp
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -36,8 +36,10 @@ from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
 from fedloom.training.probe import Probe, probe
 from fedloom.tree import Groups, expand, row
+from fedloom.tuning import step_size
 
 EXAMPLES = 20  # enough for a validation split with more than one class, most of the time
+EPOCHS = 6.0  # of a rehearsal: enough steps to show that they are too large, on so few examples
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,10 @@ class Estimate:
         ]
 
 
-def _sent_in_a_round(
+def _rehearsed(
     plan: Plan, label: str, federation: Federation, task: Task, facts: Probe, cohort: int
-) -> MessageBytes | None:
-    """Return what an algorithm sends in a round. Raise what its run would raise."""
+) -> Sequence[Report] | None:
+    """Return what clients of an algorithm report about a round. Raise what its run would raise."""
     algorithm, sampling, count = plan.algorithms[label], plan.cohort, federation.clients
     protections = (plan.protection(count), plan.at_clients())
     check_settings(
@@ -103,7 +105,7 @@ def _sent_in_a_round(
     reports = rehearse(algorithm, federation, task, facts, cohort, plan.compress)
     if reports and any(report.history for report in reports):  # of local training
         check_clients(plan, label, facts)
-    return None if reports is None else MessageBytes.of(reports)
+    return reports
 
 
 def _without_compression(
@@ -113,7 +115,22 @@ def _without_compression(
     if plan.compress == NO_COMPRESSION:
         return {}
     plain = replace(plan, compress=NO_COMPRESSION)
-    return {label: _sent_in_a_round(plain, label, federation, task, facts, cohort) for label in plan.algorithms}
+    return _sent_in_a_round(
+        {label: _rehearsed(plain, label, federation, task, facts, cohort) for label in plan.algorithms}
+    )
+
+
+def _sent_in_a_round(rehearsed: Mapping[str, Sequence[Report] | None]) -> dict[str, MessageBytes | None]:
+    return {label: None if reports is None else MessageBytes.of(reports) for label, reports in rehearsed.items()}
+
+
+def _too_large_steps(
+    plan: Plan, rehearsed: Mapping[str, Sequence[Report] | None], federation: Federation, task: Task, facts: Probe
+) -> Iterator[str]:
+    few = _few_examples(federation)
+    for label, reports in rehearsed.items():
+        if said := step_size.caution(plan.algorithms[label], reports, few, task, facts):
+            yield f"{label}: {said}"
 
 
 def first_seed(plan: Plan) -> tuple[Federation, Task, Probe, int]:
@@ -151,7 +168,7 @@ def estimate(experiment: Experiment) -> Estimate:
         reason = chosen if run.group == "auto" else "as requested"
     sizes = federation.sizes("train")
     # before a step is timed: it also checks whether clients have enough examples
-    traffic = {label: _sent_in_a_round(plan, label, federation, task, facts, cohort) for label in experiment.algorithm}
+    rehearsed = {label: _rehearsed(plan, label, federation, task, facts, cohort) for label in experiment.algorithm}
     step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)
@@ -182,13 +199,18 @@ def estimate(experiment: Experiment) -> Estimate:
         group_reason=reason,
         data_bytes=data,
         memory_bytes=int(2 * data + (workers + 1) * machine.WORKER_BYTES + workers * working_bytes(model, int(group))),
-        traffic_a_round=traffic,
+        traffic_a_round=_sent_in_a_round(rehearsed),
         uncompressed_a_round=_without_compression(plan, federation, task, facts, cohort),
         seconds_a_round=float(seconds),
         seconds_at_the_end=float(at_the_end),
         seconds=float((seconds * experiment.rounds + at_the_end) * cells + 3),
         kept_bytes=model * experiment.rounds * cells if experiment.run.keep_models else 0,
-        cautions=(*cautions(plan, task, federation), *filter(None, [facts.caution]), *describe(federation).warnings),
+        cautions=(
+            *cautions(plan, task, federation),
+            *_too_large_steps(plan, rehearsed, federation, task, facts),
+            *filter(None, [facts.caution]),
+            *describe(federation).warnings,
+        ),
         pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
     )
 
@@ -316,7 +338,7 @@ def rehearse(
     initial = task.initial()
     kept = {**initial_own(algorithm, task, initial), **compress.initial_own}
     own, ids = _AllAlike(kept), tuple(range(1 if algorithm.pooled else cohort))
-    short = algorithm.replace(epochs=1.0)
+    short = algorithm.replace(epochs=EPOCHS)
     clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress)
     try:
         server_half(short, initial_state(algorithm, task, initial), clients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -240,11 +241,21 @@ def test_a_mark_for_missing_values_is_no_difference() -> None:
 def test_a_difference_of_hashes_is_said_in_words() -> None:
     one = {"data": "a1" * 32, "code": ["a1" * 32, "torch.nn.Linear"], "values": {"loss": "a1" * 32}}
     other = {"data": "b2" * 32, "code": ["b2" * 32, "torch.nn.Linear"], "values": {"loss": "b2" * 32}}
-    assert experiment_file.differences(one, other) == [
-        "your code has changed",
-        "data has changed",
-        "a value in the code of loss has changed",
-    ]
+    of_value = "a value in the code of loss has changed"
+    assert experiment_file.differences(one, {**other, "code": one["code"]}) == ["data has changed", of_value]
+    assert experiment_file.differences(one, other) == ["your code has changed", "data has changed"]  # it says the rest
+
+
+def test_what_only_follows_from_a_changed_model_is_not_listed() -> None:
+    def described(code: str, model: str, init: str) -> dict[str, Any]:
+        return {"code": [code * 32], "values": {"model": model * 32}, "task": {"init": init * 32}}
+
+    before = described("a1", "a1", "a1")
+    assert experiment_file.differences(before, described("b2", "b2", "b2")) == ["your code has changed"]
+    value = ["a value in the code of model has changed"]
+    assert experiment_file.differences(before, described("a1", "b2", "b2")) == value
+    other_weights = ["your code has changed", "task.init has changed"]  # of an algorithm: the model is the same
+    assert experiment_file.differences(before, described("b2", "a1", "b2")) == other_weights
 
 
 def test_a_file_that_changed_is_named_once_however_many_classes_are_in_it() -> None:

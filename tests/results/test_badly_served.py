@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fedloom as fl
+from fedloom.data.describe import label_counts
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.results import report
 from fedloom.results.badly_served import badly_served, chance, in_short, in_words, standard_error
@@ -69,6 +70,36 @@ def test_without_models_of_clients_the_comparison_is_with_guessing(turned: Path)
     assert "guessing has 0.5, 40 test examples" in said
     on_network = {name: value for name, value in without.facts.items() if name != "labels"}
     assert badly_served(replace(without, facts=on_network))["fedavg"][0].chance == 0.5
+
+
+def test_guessing_is_about_the_examples_that_the_metric_is_measured_on() -> None:
+    """Here all examples are half of each class, and the test examples are not."""
+    labels = np.tile([0, 1], 200)
+    data = fl.Federation.from_arrays(np.zeros((400, 1)), labels, client=np.arange(400) // 100, split=[0.5, 0, 0.5])
+    held = label_counts(data)
+    assert held is not None
+    tested = [np.bincount(data.y[data.indices(client, "test")], minlength=2).tolist() for client in range(4)]
+    assert held["counts"] == [[50, 50]] * 4
+    assert held["tested"] == tested != [[25, 25]] * 4
+
+
+def test_guesses_are_those_of_test_examples(turned: Path, tmp_path: Path) -> None:
+    run = changed(turned, tmp_path / "made", auroc=0.9, recall=0.9)
+    with Store(tmp_path / "made") as store, store._transaction() as database:
+        database.execute("UPDATE client_metrics SET metric = 'accuracy' WHERE metric = 'auroc'")
+        of_fedavg = "cell IN (SELECT id FROM cells WHERE label = 'fedavg')"
+        database.execute(f"UPDATE client_metrics SET value = 0.6 WHERE {of_fedavg} AND metric = 'accuracy'")
+    about = {"classes": ["a", "b"], "counts": [[190, 10]] * 4, "tested": [[20, 20]] * 3 + [[36, 4]]}
+    run = RunData.read(tmp_path / "made")
+    run = replace(
+        run,
+        metrics={"accuracy": replace(run.metrics["auroc"], name="accuracy")},
+        facts={**run.facts, "labels": about},
+        cells={cell: row for cell, row in run.cells.items() if cell[0] == "fedavg"},
+    )
+    assert [(one.client, one.chance) for one in badly_served(run)["fedavg"]] == [(3, 0.9)]
+    of_all = replace(run, facts={**run.facts, "labels": {"classes": ["a", "b"], "counts": [[190, 10]] * 4}})
+    assert {one.chance for one in badly_served(of_all)["fedavg"]} == {0.95}  # a run of an earlier version
 
 
 def test_few_test_examples_are_no_evidence(turned: Path) -> None:

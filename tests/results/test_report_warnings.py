@@ -130,6 +130,11 @@ def test_a_loss_that_is_absurd_from_the_first_round_on_is_named(comparison: Path
     run = with_labels(RunData.read(folder), [[1, 1, 1]])
     said = "fedavg diverged: its test loss ended at 2e+08, and guessing all classes alike has 1.1."
     assert any(text.startswith(said) for text in about_numbers(with_description(run, task={"loss": "cross_entropy"})))
+    with pytest.MonkeyPatch.context() as patch:  # without test data at the server, the loss is that of clients' models
+        patch.setattr("fedloom.results.headline.curves", lambda *_: {1: (np.array([1]), np.array([2e8]))})
+        patch.setattr(RunData, "has_server_test", property(lambda self: False))
+        (said, *_) = report_warnings._diverged(with_description(run, task={"loss": "cross_entropy"}))
+    assert said.startswith("fedavg diverged: its test loss after local training ended at 2e+08")
     for loss in ("mse", "file.py:own"):  # such a loss may be in any unit
         assert not any(" diverged: " in text for text in cautions(with_description(run, task={"loss": loss})))
 
@@ -341,8 +346,9 @@ def test_models_that_miss_most_cases_are_named_with_what_to_do(run: RunData, mon
 
 
 def test_own_tests_of_mostly_one_label_are_no_test_of_other_labels(run: RunData) -> None:
-    def said(counts: list[list[int]], universal: bool) -> list[str]:
+    def said(counts: list[list[int]], universal: bool, **tested: list[list[int]]) -> list[str]:
         about = with_labels(run, counts)
+        about.facts["labels"].update(tested)
         tables = {**about.description, "evaluate": {**about.evaluation, "universal": universal}}
         private = replace(about, facts={**about.facts, "description": tables})
         found = replace(comparisons(run, "accuracy")[0], key="test")
@@ -351,6 +357,8 @@ def test_own_tests_of_mostly_one_label_are_no_test_of_other_labels(run: RunData)
             return [*_easy_own_tests(private)]
 
     (caution,) = said([[9, 1, 0], [0, 9, 1], [1, 0, 9]], universal=False)
-    assert "most frequent label is right for 90.00 % on average, and for 33.33 % of all examples" in caution
+    assert "most frequent label is right for 90.00 % on average, and for 33.33 % of everybody's tests" in caution
     assert said([[9, 1, 0], [0, 9, 1], [1, 0, 9]], universal=True) == []
     assert said([[4, 3, 3]] * 3, universal=False) == []
+    assert said([[0, 0, 0]] * 3, universal=False) == []  # without own tests
+    assert said([[9, 1], [1, 9]], universal=False, tested=[[5, 5], [5, 5]]) == []  # it is about the tests' labels

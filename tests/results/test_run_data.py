@@ -10,8 +10,10 @@ import pytest
 
 import fedloom as fl
 from fedloom.errors import StoreError
+from fedloom.experiment.store import Store
+from fedloom.results import figures, tables
 from fedloom.results.run_data import RunData
-from tests.conftest import Dense, federation
+from tests.conftest import Dense, Logit, federation, two_classes
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
@@ -81,3 +83,22 @@ def test_noise_of_differential_privacy_is_secret_and_masks_are_not_noise(run: Ru
     }
     assert found == {"dp": True, "example_dp": True, "secure_aggregation": False}
     assert not run.has_secret_noise
+
+
+def test_a_class_is_named_in_tables_and_figures_and_numbered_in_files(tmp_path: Path) -> None:
+    """A $ in a name starts no formula."""
+    data = replace(two_classes(federation([40, 40], seed=3)), classes=("benign", "$x$ ill"))
+    task = fl.Task(Logit, loss="bce", metrics=["recall_of_1", "f1"])
+    fl.run(data, task, fl.FedAvg(lr=0.5), 2, out=tmp_path, backend="serial", seeds=(1, 2))
+    run = RunData.read(tmp_path)
+    assert [one.title for one in run.metrics.values()] == ["recall_of_1 ($x$ ill)", "f1", "loss"]
+    titles = {table.name: table.title for table in tables.all_tables(run)}
+    assert titles["overview_recall_of_1"] == "Results: recall_of_1 ($x$ ill)"
+    drawn = figures.draw_all(run)
+    assert any("($x$ ill)" in one.title for one in drawn)
+    labels = {axes.get_ylabel() for one in drawn for axes in one.figure.axes}
+    assert r"Test recall_of_1 (\$x\$ ill)" in labels
+    unnamed = {**run.facts["labels"], "classes": ["0", "1"]}
+    with Store(tmp_path) as store:
+        store.set_fact("labels", unnamed)
+    assert RunData.read(tmp_path).metric("recall_of_1").title == "recall_of_1"

@@ -40,6 +40,12 @@ def test_shares_are_shown_in_per_cent() -> None:
     assert MetricInfo("loss", True, False).number_format == MetricInfo("loss", True, False).deviation_format == "number"
 
 
+def test_a_metric_of_one_class_is_shown_with_the_name_of_the_class() -> None:
+    assert MetricInfo("f1_of_0", False, True, "Benign").title == "f1_of_0 (Benign)"
+    assert MetricInfo("f1_of_0", False, True, "Benign").capital_title == "F1_of_0 (Benign)"
+    assert MetricInfo("f1", False, True, "Benign") == MetricInfo("f1", False, True)  # runs that are compared may differ
+
+
 @given(st.lists(st.tuples(st.integers(-3, 6), st.floats(-1e3, 1e3)), max_size=40), st.booleans())
 def test_groups_are_those_of_a_plain_loop_in_any_order(pairs: list[tuple[int, float]], in_order: bool) -> None:
     pairs = sorted(pairs) if in_order else pairs

@@ -1,0 +1,40 @@
+"""A key in the wrong table of an experiment file: the message says where it belongs."""
+
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import InputError
+from fedloom.experiment import experiment_file
+
+TOP = "belongs at the top of the file, before the first [table]."
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[train]\nlr = 0.1\nrounds = 3", f"`rounds` {TOP}"),
+        ("[run]\nseeds = [1, 2]", f"`seeds` {TOP}"),
+        ("[data]\nrounds = 3", f"`rounds` {TOP}"),
+        ("[data]\nsplit = { rounds = 3 }", f"`rounds` {TOP}"),
+        ("[algorithm]\nfedavg = { rounds = 3 }", f"`rounds` {TOP}"),
+        ("[train]\nseed = 3", f"`seeds` {TOP} `seed` is a key of [data], [task], [system]."),
+        ("[train]\nworkers = 2", "`workers` is a key of [run]."),
+        ("[algorithm]\nfedavg = { workers = 2 }", "`workers` is a key of [run]."),
+        ("[data]\nlr = 0.1", "`lr` is a key of [train]."),
+        ("[task]\nlearning_rate = 0.1", "`lr` is a key of [train]."),
+        ("[train]\nlabel = 'dead'", "`label` is a key of [data] with source = csv."),
+        ("[train]\npath = 'a.csv'", "`path` is a key of [data], for some sources."),
+        ("[train]\nmu = 0.1", "`mu` is a key of the algorithms fedasync, fedprox, moon."),
+        ("[algorithm]\nfedavg = { mu = 0.1 }", "`mu` is a key of the algorithms fedasync, fedprox, moon."),
+        ("[train]\nalgorithms = ['fedavg']", "[algorithm] is a table of its own, with a key for each algorithm."),
+        ("[train]\nrun = { workers = 2 }", "[run] is a table of its own."),
+        ("[train]\nlearning_rate = 0.1", "Did you mean 'lr'?"),
+        ("[train]\nquite_unknown = 1", "schedule, weight_decay."),
+    ],
+)
+def test_a_key_in_the_wrong_table_is_sent_home(text: str, hint: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text(text)
+    with pytest.raises(InputError) as caught:
+        experiment_file.load(tmp_path / "wrong.toml")
+    assert str(caught.value).endswith(hint)
