@@ -146,6 +146,7 @@ def simulate(
     bases: Groups,
     seed: int,
     secret: bytes = b"",
+    name: Callable[[int], str] = str,
 ) -> SecureSum:
     """Run the protocol between all clients of a call in this process, some of which vanish.
 
@@ -175,12 +176,12 @@ def simulate(
         return [client for client in ids if drawn[client] < limit or (stage == "mask" and client not in position)]
 
     try:
-        total, survivors = secure_sum(session, ids, value, lost, Floors(table.min_clients, table.threshold))
+        total, survivors = secure_sum(session, ids, value, lost, Floors(table.min_clients, table.threshold), name)
     except RoundAbandoned as error:
         if refused:
             client, why = min(refused.items())
             raise TrainingError(
-                f"{error} {len(refused)} clients sent nothing, such as client {client}: {why}."
+                f"{error} {len(refused)} clients sent nothing, such as '{name(client)}': {why}."
             ) from None
         raise
     clients = tuple(client for client in ids if client in survivors)
@@ -194,16 +195,18 @@ def secure_sum(
     value: Callable[[int], Vector],
     lost: Callable[[str], Collection[int]] = lambda stage: (),
     floors: Floors = Floors(),
+    name: Callable[[int], str] = str,
 ) -> tuple[Vector, frozenset[int]]:
     """Run every stage between all clients; return the sum and the clients in it.
 
     `value` returns a client's value when it masks it; a client that refuses to give one is lost. `lost` names the
-    clients that do not answer in a stage; they do not come back. `RoundAbandoned` says that too few are left.
+    clients that do not answer in a stage; they do not come back. `RoundAbandoned` says that too few are left, and
+    calls clients by their `name`.
     """
     signers = {client: Ed25519PrivateKey.generate() for client in ids}
     roster = {client: signer.public_key().public_bytes_raw() for client, signer in signers.items()}
     masks = PairMasksOnce()
-    server = SecureServer(session)
+    server = SecureServer(session, name)
     if len(signers) < session.threshold:
         server.close_advertise([])
     clients = {
