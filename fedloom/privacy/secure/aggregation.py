@@ -136,6 +136,14 @@ class SecureSum:
     refused: dict[int, str]  # why clients sent nothing
 
 
+class NobodySent(TrainingError):
+    """Too few clients are left in a sum, because some refused to send their updates; `why` is one's reason."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 def simulate(
     table: SecureTable,
     call: SecureCall,
@@ -180,8 +188,8 @@ def simulate(
     except RoundAbandoned as error:
         if refused:
             client, why = min(refused.items())
-            raise TrainingError(
-                f"{error} {len(refused)} clients sent nothing, such as '{name(client)}': {why}."
+            raise NobodySent(
+                f"{error} {len(refused)} clients sent nothing, such as '{name(client)}': {why}.", why
             ) from None
         raise
     clients = tuple(client for client in ids if client in survivors)
