@@ -302,7 +302,7 @@ class AgentPool:
 
     def _report_lost(self) -> None:
         """Tell the operator once of each agent that is gone; those that were sent away or stay out are known."""
-        new = [one for one in self.agents.values() if one.lost() and not one.missed]
+        new = [one for one in list(self.agents.values()) if one.lost() and not one.missed]
         revoked = self.ledger.revoked() if new else ()
         for one in new:
             one.missed = True
