@@ -92,6 +92,8 @@ def test_every_public_name_can_be_had(blocked: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_experiment_is_checked_run_and_reported(blocked: str, tmp_path: Path) -> None:
     (tmp_path / "base.toml").write_text(EXPERIMENT)
+    (tmp_path / "patients.csv").write_text("age,dead\n" + "50,0\n60,1\n" * 10)
+    (tmp_path / "site.toml").write_text('[data]\nsource = "csv"\npath = "patients.csv"\nlabel = "dead"\n[policy]\n')
     assert "base.toml is valid" in run(blocked, CLI, "check", "base.toml", cwd=tmp_path)
     found = json.loads(run(blocked, CLI, "run", "base.toml", "--json", "-q", cwd=tmp_path))
     assert found["status"] == "done"
@@ -100,6 +102,8 @@ def test_an_experiment_is_checked_run_and_reported(blocked: str, tmp_path: Path)
     for command in (
         "data describe base.toml",
         "data export base.toml --to data.json",
+        "data describe site.toml",
+        "data summarize site.toml --to summary.json",
         "show runs/base",
         "list runs",
         "export runs/base --model --csv",
@@ -112,8 +116,6 @@ def test_an_experiment_is_checked_run_and_reported(blocked: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("command", "extra"),
     [
-        ("data describe site.toml", "network"),
-        ("data summarize site.toml --to summary.json", "network"),
         ("serve base.toml", "network"),
         ("join https://127.0.0.1:1 --site site.toml", "network"),
         ("status runs", "network"),

@@ -18,7 +18,10 @@ MODULES = sorted(
 # from the bottom to the top: a module may import its own layer and those above it in this table
 LAYERS = [
     ["fedloom", "errors", "faults", "machine"],
-    ["files", "keys", "tree", "record", "discovery", "user_code", "code_values", "former_keys", "field_words"],
+    [
+        *("files", "keys", "tree", "record", "discovery", "user_code", "environment_reads", "code_values"),
+        *("former_keys", "field_words"),
+    ],
     ["unread_fields", "training.generators"],
     [
         "aggregation",

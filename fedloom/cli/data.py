@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, need_network, parse_changes, say
+from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, parse_changes, say
 
 if TYPE_CHECKING:
     from fedloom.experiment.experiment_file import Experiment
@@ -49,7 +49,6 @@ def _load(file: Path, changes: list[str] | None = None, *, of_site: bool = False
     bare = of_site and values.keys() == {"data"} and "partition" not in values["data"]
     if not bare and not {"site", "policy"} & values.keys():
         return load(file, changes)
-    need_network()
     from fedloom.network.agent.policy import site_of
 
     for dotted, value in parse_changes(changes).items():

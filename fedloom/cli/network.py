@@ -183,6 +183,11 @@ def _status_lines(found: dict[str, Any], named: bool) -> Iterator[str]:
         why = f" ({one['why']})" if one["why"] else ""
         seen = f"seen {one['seconds_since_seen']:.0f} s ago"
         yield f"{one['name']:<24} {one['state']:<8} {one['clients']:>4} client(s)  {one['doing']:<40} {seen}{why}"
+    if named and any(one["state"] in ("silent", "gone") for one in agents):
+        yield (
+            f"silent: not heard from for {found['silent_after']:.0f} s; gone: for {found['gone_after']:.0f} s, and "
+            "rounds that have enough answers do not wait for it."
+        )
     if not named:
         yield "Add --token-file RUN/network/operator.token (on the coordinator's machine) to see names and stages."
 

@@ -20,7 +20,7 @@ from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_start, check_target
 from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, ON_ALL_TESTS, TOOK_PART, Progress
-from fedloom.experiment.run_folder import check_same_data, has_own_models
+from fedloom.experiment.run_folder import check_same_data, check_there, has_own_models
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import WorkerGroup
@@ -207,6 +207,7 @@ class Cell:
             stopping = not last and should_stop()
             saving = last or stopping or self.control.pauses
             saving = saving or record.round % self.plan.settings.checkpoint_every == 0
+            check_there(self.folder)  # before more is computed for nothing, or a checkpoint makes the folder again
             group.store.save(self.number, record, task, durable=saving)
             if self.plan.settings.keep_models:
                 model = self.algorithm.server_model(task, record.state)

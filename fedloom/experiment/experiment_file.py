@@ -282,13 +282,16 @@ class Experiment(Record):
         for table in ("privacy", "compress"):
             if not described[table]:  # files of versions without this table have the same identity
                 del described[table]
+        code = {name: user_code.fingerprint(file) for name, file in self.code_files().items()}
+        return {**described, "code": code} if code else described
+
+    def code_files(self) -> dict[str, Path]:
+        """Return your own code files: those that the experiment names, and those that they import, by their paths."""
         names = [self.data.source, self.task.model, self.task.loss, *(self.task.metrics or ()), *self.names.values()]
         files = {name: user_code.code_file(name, self.base) for name in names if user_code.is_code(name)}
         own = {name: file for name, file in files.items() if file is not None}
-        code = {name: user_code.fingerprint(file) for name, file in own.items()}
-        for beside in (one for file in own.values() for one in user_code.imported_beside(file)):
-            code[Path(os.path.relpath(beside, self.base.resolve())).as_posix()] = user_code.fingerprint(beside)
-        return {**described, "code": code} if code else described
+        beside = [one for file in own.values() for one in user_code.imported_beside(file)]
+        return own | {Path(os.path.relpath(one, self.base.resolve())).as_posix(): one for one in beside}
 
 
 def described_system(system: System, base: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedloom import machine, user_code
+from fedloom import environment_reads, machine, user_code
 from fedloom.algorithm import Algorithm, Central
 from fedloom.clock.choice import check_async, check_privacy
 from fedloom.clock.system import System
@@ -72,6 +72,7 @@ class Plan:
     agreed: Callable[[], Preprocessing | None] = lambda: None  # what several sites agreed on
     system: System | None = None  # clients as machines, in virtual time
     base: Path = Path()  # the folder that relative paths start at
+    code_files: Callable[[], Mapping[str, Path]] = dict  # your own, if there is an experiment file
 
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.privacy.on:
@@ -147,6 +148,7 @@ class Plan:
             agreed=agreed,
             system=experiment.system,
             base=experiment.base,
+            code_files=experiment.code_files,
         )
 
 
@@ -228,7 +230,8 @@ def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
     weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()))
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist())
     short, positive = _without_short_batches(plan, federation), _about_frequent_class(task, federation)
-    return [*found, *weak, *_drowned(plan, task, federation), *unequal, *short, *positive, *_few_rounds(plan)]
+    read = environment_reads.cautions(plan.code_files().values())
+    return [*found, *weak, *_drowned(plan, task, federation), *unequal, *short, *positive, *_few_rounds(plan), *read]
 
 
 def _drowned(plan: Plan, task: Task, federation: Federation) -> Iterator[str]:

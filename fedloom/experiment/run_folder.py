@@ -65,9 +65,9 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
             try:
                 yield
             except Exception:
-                _check_there(folder)  # says more than what failed because of it
+                check_there(folder)  # says more than what failed because of it
                 raise
-            _check_there(folder)
+            check_there(folder)
     except InputError:
         if "run.db" not in before and not _has_results(folder):
             _delete(path for path in (*_written(folder), folder / ".lock") if path.name not in before)
@@ -79,7 +79,7 @@ def claimed(folder: Path, fresh: bool) -> Iterator[None]:
         raise
 
 
-def _check_there(folder: Path) -> None:
+def check_there(folder: Path) -> None:
     """Raise if a held folder was deleted or moved. Its lock is looked for: saving a checkpoint makes a folder again."""
     if not (folder / ".lock").exists():
         raise StoreError(

@@ -82,6 +82,7 @@ class Cohort:
     client_privacy: ClientPrivacy | None = None  # what clients do by themselves, with differential privacy
     protection: Protection | None = None  # what stands between the clients' answers and the server
     compress: CompressTable = NO_COMPRESSION  # how messages are made smaller
+    name: Callable[[int], str] = str  # of a client, for messages
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -113,6 +113,7 @@ def fit(
                 client_privacy=None if at_clients is None else at_clients.privacy,
                 protection=protection,
                 compress=compress,
+                name=federation.name,
             )
             cohort = new_cohort()
             if at_clients is not None:

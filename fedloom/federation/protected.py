@@ -24,7 +24,7 @@ def protected_means(
     """Every client runs `fn` and guards its answer; return the means and weights that the protection releases."""
     if rule is not None:
         cohort._refuse_each("a robust rule")
-    where = RoundOfClients(cohort.round, cohort.calls, cohort.ids, cohort.seed)
+    where = RoundOfClients(cohort.round, cohort.calls, cohort.ids, cohort.seed, cohort.name)
     guard = protection.guard(cohort.algorithm, len(cohort.ids))
     keep: Keep = "secure" if protection.table.secure_aggregation is not None else "sum"
     if cohort.calls and protection.dp is not None:

@@ -22,7 +22,8 @@ from fedloom.experiment.progress import Lines
 from fedloom.flower.app import check_app
 from fedloom.flower.messages import InvalidPayload, Payload
 from fedloom.flower.paths import default_folder
-from fedloom.network.coordinator.agent_pool import MISSED, AgentPool, Call
+from fedloom.network.coordinator.agent_pool import AgentPool, Call
+from fedloom.network.coordinator.connected_agent import MISSED
 from fedloom.network.coordinator.intake import Intake
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.coordinator.network_run import NetworkRun

@@ -7,7 +7,7 @@ server:  sum → means                   (decode, add noise, divide)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,6 +111,7 @@ class RoundOfClients:
     call: int
     ids: tuple[int, ...]
     seed: int = 0
+    name: Callable[[int], str] = str  # of a client
 
 
 @dataclass
@@ -207,7 +208,9 @@ class Protection:
             secret = derive(self.dp.ledger.secret, "clients", *about)
         bases = guard.bases(outcome.positions or {}, outcome.stack, shared)
         answered = [report.client for report in outcome.reports]
-        found = simulate(table, call, where.ids, answered, outcome.stack, outcome.weights, bases, where.seed, secret)
+        found = simulate(
+            table, call, where.ids, answered, outcome.stack, outcome.weights, bases, where.seed, secret, where.name
+        )
         dtypes = dtypes_of(outcome.stack)
         return replace(outcome, total=found.sums, weights=found.weights, dtypes=dtypes), found
 

@@ -215,9 +215,9 @@ def _write_program(predictor: Predictor, path: Path) -> None:
             made.save(path, external_data=False)
     except Exception as error:
         what = "an ONNX model" if path.suffix == ".onnx" else "a torch.export program"
+        why = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {str(error).splitlines()[0]}"
         raise InputError(
-            f"The model cannot be written as {what}: {type(error).__name__}: {str(error).splitlines()[0]} Export its "
-            "weights with --model instead."
+            f"The model cannot be written as {what}: {why} Export its weights with --model instead."
         ) from error
 
 

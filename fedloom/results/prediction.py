@@ -73,8 +73,12 @@ class Predictor(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the probability of each class, or the predicted numbers in the labels' own units."""
-        return self.answers(self.model(self.prepared(x)))
+        """Return the probability of each class, or the predicted numbers in the labels' own units.
+
+        What a model gives to outputs that belong to no class is left out: then the sum is less than 1.
+        """
+        found, classes = self.answers(self.model(self.prepared(x))), len(self.preprocessing.classes)
+        return found[..., :classes] if 0 < classes < found.shape[-1] else found
 
     def prepared(self, x: Tensor) -> Tensor:
         """Return features as the model was trained on them."""
@@ -89,7 +93,10 @@ class Predictor(nn.Module):
     def answers(self, output: Tensor) -> Tensor:
         """Return probabilities of classes, or numbers in the labels' own units."""
         if not isinstance(output, Tensor):
-            raise InputError(f"The model returns a {type(output).__name__}, and predictions need a tensor.")
+            raise InputError(
+                f"The model returns a {type(output).__name__}, and fedloom does not know which part of it is the "
+                "prediction: that needs a model that returns one tensor."
+            )
         if self.preprocessing.classes:
             if is_binary(output):
                 positive = torch.sigmoid(output.reshape(-1, 1))
@@ -106,19 +113,20 @@ class Predictor(nn.Module):
 
         Names that are all whole numbers are given as numbers.
         """
-        found = torch.cat([self(part) for part in torch.split(x, BATCH)]).double().numpy()
+        parts = [self.answers(self.model(self.prepared(part))) for part in torch.split(x, BATCH)]
+        found = torch.cat(parts).double().numpy()
         classes = np.array(self.preprocessing.classes)
         if not len(classes):
             names = self.preprocessing.label if len(self.preprocessing.label) > 1 else ("",)
             columns = found.reshape(len(found), -1)
             if columns.shape[1] != len(names):
                 names = ("",) if columns.shape[1] == 1 else tuple(str(place) for place in range(columns.shape[1]))
-            parts = {"prediction": columns}
+            shown = {"prediction": columns}
             if self.has_logits:
-                parts = {"prediction": (columns > 0.5).astype(int), "probability": columns}
+                shown = {"prediction": (columns > 0.5).astype(int), "probability": columns}
             return {
                 f"{what} {name}".strip(): column.tolist()
-                for what, numbers in parts.items()
+                for what, numbers in shown.items()
                 for name, column in zip(names, numbers.T, strict=True)
             }
         best = found[:, : len(classes)].argmax(1)

@@ -31,6 +31,9 @@ from fedloom.federation.client_state import ClientStates
 from fedloom.federation.cohort import Cohort
 from fedloom.federation.work import ClientWork, Place, Report, Work
 from fedloom.privacy.dp.example_level import check_loss
+from fedloom.privacy.protection import Protection
+from fedloom.privacy.secure.aggregation import NobodySent
+from fedloom.privacy.table import PrivacyTable
 from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
@@ -208,11 +211,32 @@ def estimate(experiment: Experiment) -> Estimate:
         cautions=(
             *cautions(plan, task, federation),
             *_too_large_steps(plan, rehearsed, federation, task, facts),
+            *_small_ranges(plan, federation, task, facts),
             *filter(None, [facts.caution]),
             *describe(federation).warnings,
         ),
         pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
     )
+
+
+def _small_ranges(plan: Plan, federation: Federation, task: Task, facts: Probe) -> Iterator[str]:
+    """Say so if updates of a rehearsal are out of the range of secure aggregation. A clip of dp bounds them anyway."""
+    table = plan.privacy.secure_aggregation
+    if table is None or plan.privacy.dp is not None or plan.compress.up is not None:
+        return
+    secure = PrivacyTable(secure_aggregation=table.model_copy(update={"lost": (0.0,) * 5}))
+    for label, algorithm in plan.algorithms.items():
+        protection = Protection(secure, plan.cohort, table.min_clients, 1)
+        try:
+            few, bound = table.min_clients, plan.cohort.max_examples
+            rehearse(algorithm, federation, task, facts, few, epochs=1.0, protection=protection, max_examples=bound)
+        except TrainingError as error:
+            if not isinstance(error.__cause__, NobodySent):
+                raise
+            yield (
+                f"{label}: clients may send nothing. In a rehearsal with {EXAMPLES} examples and one epoch, "
+                f"{error.__cause__.why}."
+            )
 
 
 def _tested(federation: Federation, wanted: Sequence[SplitName] | None) -> int:
@@ -329,17 +353,20 @@ def rehearse(
     facts: Probe,
     cohort: int,
     compress: CompressTable = NO_COMPRESSION,
+    epochs: float = EPOCHS,
+    **more: Any,
 ) -> Sequence[Report] | None:
     """Return what the clients of a round with a cohort of this size report, as in a run; None if only it can tell.
 
-    Raise what a run of this algorithm with this task would raise, in fedloom's checks or in your own code.
+    Raise what a run of this algorithm with this task would raise, in fedloom's checks or in your own code. `more` are
+    fields of `Cohort`.
     """
     backend = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
     initial = task.initial()
     kept = {**initial_own(algorithm, task, initial), **compress.initial_own}
     own, ids = _AllAlike(kept), tuple(range(1 if algorithm.pooled else cohort))
-    short = algorithm.replace(epochs=EPOCHS)
-    clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress)
+    short = algorithm.replace(epochs=epochs)
+    clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress, **more)
     try:
         server_half(short, initial_state(algorithm, task, initial), clients)
     except InputError:

@@ -112,7 +112,7 @@ def test_the_operator_sees_names_and_stages(
 ) -> None:
     (tmp_path / "operator.token").write_text(str(Token.new("")))
     agents = [{**AGENT, "name": "kerry", "awaited": True}, {**AGENT, "name": "clare", "state": "gone", "why": "no"}]
-    found = {**STATUS, "stage": "fedavg: round 1", "agents": agents}
+    found = {**STATUS, "stage": "fedavg: round 1", "agents": agents, "silent_after": 6.0, "gone_after": 15.0}
     token = ("--token-file", str(tmp_path / "operator.token"))
     assert shown(found, *token, monkeypatch=monkeypatch, capsys=capsys) == [
         "fedavg: round 1",
@@ -120,6 +120,7 @@ def test_the_operator_sees_names_and_stages(
         "answers accepted: 5, rejected: 1",
         f"kerry                    ready       2 client(s)  {'idle':<40} seen 1 s ago",
         f"clare                    gone        2 client(s)  {'idle':<40} seen 1 s ago (no)",
+        "silent: not heard from for 6 s; gone: for 15 s, and rounds that have enough answers do not wait for it.",
     ]
 
 

@@ -84,12 +84,15 @@ def test_one_folder_is_for_one_process(federation: fl.Federation, task: fl.Task,
 def test_a_folder_that_is_deleted_during_a_run_is_named(
     federation: fl.Federation, task: fl.Task, tmp_path: Path, vanishes: str
 ) -> None:
+    steps: list[int] = []
+
     class Deleting(Progress):
         def expect(self, cells: int, rounds: int) -> None:
             if vanishes == "before":
                 shutil.rmtree(tmp_path / "r")
 
         def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
+            steps.append(round)
             if vanishes != "before" and (tmp_path / "r" / "run.db").exists():
                 shutil.rmtree(tmp_path / "r")
                 if vanishes == "with an error":
@@ -97,6 +100,8 @@ def test_a_folder_that_is_deleted_during_a_run_is_named(
 
     with pytest.raises(StoreError, match=r"The run's folder .*r was deleted or moved while the run used it\."):
         run(federation, task, tmp_path / "r", algorithms=fl.FedAvg(), progress=Deleting())
+    assert len(steps) <= 1  # no round is computed for nothing
+    assert vanishes == "before" or not (tmp_path / "r").exists()
 
 
 def test_checkpoints_without_a_database_are_not_mistaken_for_this_run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -311,6 +312,32 @@ def test_when_all_agents_are_gone_the_coordinator_says_so_and_ends(federation: C
     assert world.finish(300) == 3
     assert "all agents are gone" in world.log()
     assert "Traceback" not in world.log()
+
+
+def test_agents_that_were_killed_or_lost_power_are_shown_silent_and_gone_until_they_are_back(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
+    world = federation({**EXPERIMENT, "cohort": {"start_when": 3, "deadline": "4s"}}, agents=3)  # one never comes
+    world.serve()
+    killed, frozen = world.join(0), world.join(1)
+    wait_for(lambda: said(tmp_path, "site-0 is ready") and said(tmp_path, "site-1 is ready"))
+
+    def states() -> dict[str, str]:
+        token = str(world.out / "network" / "operator.token")
+        found = run_forked("status", world.url, "--token-file", token, "--json", cwd=tmp_path).stdout
+        return {one["name"]: one["state"] for one in json.loads(found)["agents"]}
+
+    wait_for(lambda: set(states().values()) == {"ready"}, 30.0)
+    killed.kill()
+    os.kill(frozen.pid, signal.SIGSTOP)  # its poll stays open, as that of a machine without power does
+    wait_for(lambda: "ready" not in states().values(), 10.0)  # an open poll would say so for 25 s
+    wait_for(lambda: set(states().values()) == {"gone"}, 10.0)
+    for name in ("site-0", "site-1"):
+        assert len(re.findall(rf"{name} is gone: nothing was heard from it for \d+ s", world.log())) == 1
+    os.kill(frozen.pid, signal.SIGCONT)
+    world.join(0)
+    wait_for(lambda: all(said(tmp_path, rf"{name} is back, after \d+ s") for name in ("site-0", "site-1")), 30.0)
+    wait_for(lambda: set(states().values()) == {"ready"}, 30.0)
 
 
 def test_a_dry_run_shows_what_would_leave_and_connects_nowhere(tmp_path: Path) -> None:

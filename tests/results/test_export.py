@@ -141,6 +141,32 @@ def test_clients_whose_files_would_have_one_name_keep_apart() -> None:
     assert export._stems(cell, ["a/b", "a_b", "c"]) == ["local-1-a_b-0", "local-1-a_b-1", "local-1-c"]
 
 
+def test_a_program_leaves_out_outputs_that_belong_to_no_class(patients: Result, tmp_path: Path) -> None:
+    class Wide(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[:, :1] * torch.ones(5)
+
+    predictor = Predictor(Wide(), patients.preprocessing(1), torch.float32)
+    classes = len(predictor.preprocessing.classes)
+    assert classes < 5
+    export._write_program(predictor, tmp_path / "wide.pt2")
+    program = torch.export.load(tmp_path / "wide.pt2").module()
+    found = program(torch.ones((3, *predictor.preprocessing.shape)))
+    assert torch.equal(found, torch.full((3, classes), 0.2))
+
+
+def test_a_model_that_returns_several_tensors_is_not_exported(patients: Result, tmp_path: Path) -> None:
+    class Pair(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, x
+
+    predictor = Predictor(Pair(), patients.preprocessing(1), torch.float32)
+    with pytest.raises(
+        InputError, match=r"program: The model returns a tuple, and .* returns one tensor\. Export its w"
+    ):
+        export._write_program(predictor, tmp_path / "pair.pt2")
+
+
 def test_a_model_that_cannot_be_exported_is_explained(patients: Result, tmp_path: Path) -> None:
     class Odd(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

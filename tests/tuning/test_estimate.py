@@ -268,6 +268,25 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+def test_a_range_that_a_rehearsal_leaves_is_cautioned_and_a_missing_one_refused(tmp_path: Path) -> None:
+    def cautions(range: Any, **more: Any) -> str:
+        secure = {"secure_aggregation": {"range": range, "lost": [0.0, 0.0, 0.9, 0.0, 0.0]}, **more}
+        values = {
+            "data": {"source": "digits", "partition": {"name": "iid", "clients": 4}},
+            "task": {"model": "digits_mlp"},
+            "cohort": {"max_examples": 5},
+            "privacy": secure,
+            "algorithm": {"fedavg": {}},
+        }
+        return " ".join(estimate.estimate(experiment_file.parse(values)).cautions)
+
+    assert "fedavg: clients may send nothing" in cautions(1e-6)
+    assert "out of the range 1e-06" in cautions({"model": 1e-6})
+    assert "may send nothing" not in cautions(4.0)
+    with pytest.raises(InputError, match="has no range for the group 'model'"):
+        cautions({"other": 1.0})
+
+
 def told(name: str, net: type[nn.Module], clients: int = CLIENTS, **settings: Any) -> tuple[MessageBytes | None, Task]:
     data = federation([20 + number for number in range(clients)])
     task = Task(net)

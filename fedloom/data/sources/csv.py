@@ -21,7 +21,7 @@ from fedloom.data.csv_text import CsvText, as_number, check_points, composed, fi
 from fedloom.data.federation import Dataset
 from fedloom.data.plausibility import identifies, rare_categories
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
-from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
+from fedloom.data.sources.archive import NOT_TEXT, WORKBOOKS, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
@@ -118,7 +118,7 @@ class Csv(Source):
         found = [file for file in sorted(path.iterdir()) if visible(file.name)]
         files = [file for file in found if TABLE.fullmatch(file.name)]
         if not files:
-            raise InputError(f"The folder {path} has no CSV files: it needs one for each client.")
+            raise InputError(f"The folder {path} has no CSV files: it needs one for each client. {_instead(found)}")
         if self.client is not None:
             raise InputError(
                 f"{path} is a folder with one file for each client, so leave out client = '{self.client}'."
@@ -359,14 +359,31 @@ def _equal(files: list[Path]) -> Iterator[str]:
             yield f"{file.name} is a copy of {other.name} and counts as another client: keep one of them in the folder."
 
 
+def _instead(found: list[Path]) -> str:
+    """Say what a folder has instead of tables, and what to do with it."""
+    if not found:
+        return "It is empty."
+    shown = f"It has {_some([file.name + '/' * file.is_dir() for file in found])}."
+    if all(file.is_dir() for file in found):
+        return f"{shown} Name one of its folders, or put their files into one: folders in it are not read."
+    for file in (file for file in found if file.is_file()):
+        with file.open("rb") as stream:
+            if workbook := WORKBOOKS.get(stream.read(4)):
+                return f"{shown} The file {file.name} is {workbook} and put that file there."
+    return f"{shown} Save each table as CSV, under a name that ends in .csv or .tsv."
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def _not_read(folder: Path, found: list[Path]) -> Iterator[str]:
     """Name what a folder has besides tables: it may be a client's file under another ending."""
     others = [file.name for file in found if not TABLE.fullmatch(file.name)]
     if others:
-        names = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         yield (
             f"In the folder {folder}, only files that end in .csv or .tsv, also compressed (.gz, .xz, .bz2), are read. "
-            f"Left out: {names}."
+            f"Left out: {_some(others)}."
         )
 
 

@@ -30,7 +30,6 @@ from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fi
 from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.agent.unsigned_requests import Unreachable, tls
 from fedloom.network.protocol.messages import (
-    SECURE_KINDS,
     AssignedClient,
     Assignment,
     ClientAnswer,
@@ -40,6 +39,7 @@ from fedloom.network.protocol.messages import (
 )
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
+from fedloom.network.protocol.verbs import SECURE_KINDS
 from fedloom.results.safe_text import plain
 
 PATIENCE = 120.0  # seconds that an agent tries to reach its coordinator, unless it runs with --wait

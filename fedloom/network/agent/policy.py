@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -17,7 +17,7 @@ from fedloom.experiment.experiment_file import Experiment, TaskTable, read, read
 from fedloom.metrics import LOSSES, short_name
 from fedloom.models import MODELS
 from fedloom.network.protocol.code_fingerprint import code_files
-from fedloom.network.protocol.messages import SECURE_KINDS, VERBS, ClientAnswer, Verb
+from fedloom.network.protocol.verbs import SECURE_KINDS, VERBS, Verb
 from fedloom.privacy.secure.graph import FULL
 from fedloom.privacy.table import PrivacyTable, Probability
 from fedloom.record import Count, Positive, Record, Share, Whole
@@ -25,6 +25,9 @@ from fedloom.results.safe_text import plain
 from fedloom.task import Task
 from fedloom.training.evaluation import Measured
 from fedloom.user_code import is_code
+
+if TYPE_CHECKING:
+    from fedloom.network.protocol.messages import ClientAnswer
 
 Names = tuple[str, ...] | Literal["shipped"]
 TRUST = (

@@ -14,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import InputError
+from fedloom.network.coordinator.connected_agent import HEARTBEAT, LATE, MISSED, STATES, ConnectedAgent
 from fedloom.network.coordinator.event_log import EventLog
 from fedloom.network.coordinator.ledger import Ledger
 from fedloom.network.protocol.messages import Assignment, ClientAnswer, DataFormat, Failure, Hello
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import Parcel
-from fedloom.results.safe_text import plain
 
-HEARTBEAT = 3.0  # seconds between an agent's heartbeats, unless the deadline is short
-LATE = 2  # heartbeats after which the operator sees that an agent is silent
-MISSED = 5  # heartbeats after which an agent is lost: a round that can do without it does not wait for it
 Check = Callable[[Assignment, ClientAnswer], None]  # raises Rejected
 
 
@@ -79,48 +76,6 @@ class Call:
                     self.failures[client] = failure
 
 
-@dataclass
-class ConnectedAgent:
-    """An agent, as the coordinator sees it now."""
-
-    agent: str
-    name: str
-    seen: float
-    hello: Hello | None = None  # sent when it is ready to work
-    doing: str = ""
-    refused: str = ""  # why it does not take part
-    process: str = ""  # the number of its process: two may not use one key
-    contacted: bool = False  # whether this process of the coordinator has heard from it
-    pins: str = ""  # the SHA-256 of the certificates that it trusts
-    told_to_stop: bool = False  # whether it knows that the run is over
-    missed: bool = False  # whether the operator knows that it is gone
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    heartbeat: float = HEARTBEAT
-
-    def lost(self) -> bool:
-        return time.monotonic() - self.seen > MISSED * self.heartbeat
-
-    @property
-    def state(self) -> str:
-        if self.lost() or not self.contacted:
-            return "gone"
-        return "ready" if self.hello is not None else "refused" if self.refused else "joining"
-
-    def shown(self, awaited: bool) -> dict[str, Any]:
-        """Describe this agent for the operator."""
-        silent = time.monotonic() - self.seen
-        late = silent > LATE * self.heartbeat  # what it did last is no news
-        return {
-            "name": self.name,
-            "state": self.state,
-            "doing": f"not heard from for {silent:.0f} s" if self.contacted and late else plain(self.doing),
-            "clients": len(self.hello.clients) if self.hello else 0,
-            "seconds_since_seen": round(silent, 1),
-            "awaited": awaited,
-            "why": plain(self.refused),
-        }
-
-
 class AgentPool:
     """The agents that have connected, the open call, and what all of them are told."""
 
@@ -164,8 +119,9 @@ class AgentPool:
             )
         one.process = known[0] or one.process
         if not one.contacted or one.lost():
+            back = f"is back, after {one.silence():.0f} s without a word" if one.contacted else "has connected"
             one.contacted, one.missed = True, False
-            self.log("agent", f"{name} has connected", agent)
+            self.log("agent", f"{name} {back}", agent)
         one.seen = time.monotonic()
         if doing is not None:
             one.doing = doing
@@ -328,9 +284,6 @@ class AgentPool:
         for client, agent in call.waiting.items():
             one = self.agents[agent]
             lost = "gone" if one.lost() else "refused" if one.refused else "late"
-            if lost == "gone" and not one.missed:
-                one.missed = True
-                self.log("agent", f"{call.title}: {one.name} is gone, until it comes back", agent)
             found[client] = "surplus" if call.complete else lost
         return found | dict.fromkeys(list(call.answers)[call.enough :] if call.enough is not None else (), "surplus")
 
@@ -338,12 +291,29 @@ class AgentPool:
         """Wait for a condition; return False when the time is up."""
         end = time.monotonic() + seconds
         with self.changed:
-            while not condition():
+            while True:
+                self._report_lost()
+                if condition():
+                    return True
                 left = end - time.monotonic()
                 if left <= 0:
                     return False
                 self.pause(min(left, 0.2))
-        return True
+
+    def _report_lost(self) -> None:
+        """Tell the operator once of each agent that is gone; those that were sent away or stay out are known."""
+        new = [one for one in list(self.agents.values()) if one.lost() and not one.missed]
+        revoked = self.ledger.revoked() if new else ()
+        for one in new:
+            one.missed = True
+            if not (one.agent in revoked or one.refused or one.told_to_stop):
+                since = "nothing was heard from it" if one.contacted else "it did not come back"
+                self.log(
+                    "agent",
+                    f"{one.name} is gone: {since} for {one.silence():.0f} s. Rounds that have enough answers do not "
+                    "wait for it, and it can come back at any time",
+                    one.agent,
+                )
 
     def pause(self, seconds: float) -> None:
         """Let answers arrive on other threads."""
@@ -399,7 +369,7 @@ class AgentPool:
         states = [one["state"] for one in found["agents"]]
         return {
             **{key: found[key] for key in ("awaited_clients", "seconds_left", "accepted", "rejected")},
-            "agents": {state: states.count(state) for state in ("ready", "joining", "refused", "gone", "revoked")},
+            "agents": {state: states.count(state) for state in STATES},
         }
 
     def status(self) -> dict[str, Any]:
@@ -418,5 +388,7 @@ class AgentPool:
                 "seconds_left": round(max(call.deadline - time.monotonic(), 0.0), 1) if call is not None else None,
                 "accepted": self.accepted,
                 "rejected": self.rejected.total(),
+                "silent_after": LATE * self.heartbeat,
+                "gone_after": MISSED * self.heartbeat,
                 "agents": sorted(agents, key=lambda one: str(one["name"])),
             }

@@ -367,7 +367,7 @@ class NetworkBackend(Backend):
         self.end_attempt(round, answered, "abandoned")
         revoked = self.pool.ledger.revoked()
         able = {client for client, (agent, _) in self.roster.hosts.items() if agent not in revoked}
-        reasons = reasons_of(failures)
+        reasons = reasons_of(failures, self.roster.name)
         if reasons and able <= self.failing:
             raise nobody_could_work(round, reasons)
         if not self.pool.ready():

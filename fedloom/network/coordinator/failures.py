@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from fedloom.errors import TrainingError
 from fedloom.network.protocol.messages import Failure
 
 
-def reasons_of(failed_clients: Mapping[int, Failure]) -> str:
-    """Say how many clients failed or refused, and why the first one did; errors come before refusals."""
-    failures = sorted(failed_clients.values(), key=lambda failure: failure.kind)
+def reasons_of(failures: Mapping[int, Failure], name: Callable[[int], str]) -> str:
+    """Say how many clients failed or refused, which was the first, and why; errors come before refusals."""
     if not failures:
         return ""
-    failed = sum(failure.kind == "error" for failure in failures)
-    refused = len(failures) - failed
-    return f"Clients that failed: {failed}, refused or rejected: {refused}. The first reason: {failures[0].message}"
+    first = min(failures, key=lambda client: (failures[client].kind, client))
+    failed = sum(failure.kind == "error" for failure in failures.values())
+    counts = f"Clients that failed: {failed}, refused or rejected: {len(failures) - failed}"
+    return f"{counts}. The first is '{name(first)}': {failures[first].message}"
 
 
 def nobody_could_work(round: int, reasons: str) -> TrainingError:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -19,7 +20,8 @@ from starlette.requests import ClientDisconnect
 
 from fedloom import __version__, faults
 from fedloom.errors import InputError, StoreError
-from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.connected_agent import ConnectedAgent
 from fedloom.network.coordinator.connections import Connections
 from fedloom.network.coordinator.intake import Intake
 from fedloom.network.coordinator.monitoring import CountTraffic, Traffic, metrics
@@ -193,10 +195,8 @@ def make_app(
             left = end - time.monotonic()
             if left <= 0 or await request.is_disconnected():
                 break
-            try:
+            with suppress(asyncio.TimeoutError):  # an open poll is no sign of life: heartbeats come beside it
                 await asyncio.wait_for(agent.wake.wait(), min(left, pool.heartbeat))
-            except asyncio.TimeoutError:
-                pool.mark_seen(agent.agent, agent.name)
         words = pool.end_message(agent)
         return Response(status_code=204, headers={"fedloom-finished": quote(words[:500])} if words else None)
 

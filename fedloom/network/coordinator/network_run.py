@@ -23,8 +23,9 @@ from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import widened
 from fedloom.federation.work import Place
-from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
+from fedloom.network.coordinator.agent_pool import AgentPool
 from fedloom.network.coordinator.backend import NetworkBackend
+from fedloom.network.coordinator.connected_agent import ConnectedAgent
 from fedloom.network.coordinator.network_folder import initial_weights, open_ledger
 from fedloom.network.coordinator.roster import Roster
 from fedloom.network.protocol.code_fingerprint import code_hashes

@@ -22,7 +22,8 @@ from fastapi import Depends, Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel
 
-from fedloom.network.coordinator.agent_pool import AgentPool, ConnectedAgent
+from fedloom.network.coordinator.agent_pool import AgentPool
+from fedloom.network.coordinator.connected_agent import ConnectedAgent
 from fedloom.network.coordinator.connections import one_address
 from fedloom.network.protocol.messages import Hello
 from fedloom.network.protocol.rejection import Rejected

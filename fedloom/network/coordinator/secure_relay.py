@@ -66,10 +66,11 @@ class SecureRelay:
     ticket: Ticket | None
     keys: Mapping[int, tuple[str, str]]
     ask: Ask
+    name: Callable[[int], str] = str  # of a client, for messages
     calls: list[Call] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.server = SecureServer(self.call.session)
+        self.server = SecureServer(self.call.session, self.name)
         self.ring = Ring(self.call.config, like(self.expected))
 
     def run(self, clients: tuple[int, ...]) -> LearntSum:

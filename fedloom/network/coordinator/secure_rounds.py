@@ -51,6 +51,7 @@ class SecureRounds:
             (work.round, backend.attempt, work.call) if work.own else None,
             {client: (agent, public[agent]) for client, agent in hosts.items()},
             partial(self._ask, work, shared, table.needed(len(work.ids))),
+            backend.roster.name,
         )
         self.pool.largest = max(self.pool.largest, 2 * relay.ring.size * 8 + (16 << 20))
         known = [one for one in ledger.accepted(cell.name, work.round, work.call, digest) if one.client == SUM]
@@ -119,7 +120,7 @@ class SecureRounds:
         self.backend.end_attempt(work.round, 0, "abandoned")
         self._abandoned_in_a_row += 1
         last = relay.calls[-1] if relay.calls else None  # none if the sum was stored before a restart
-        reasons = reasons_of(last.failures) if last is not None else ""
+        reasons = reasons_of(last.failures, self.backend.roster.name) if last is not None else ""
         if reasons and last is not None and not last.answers and self._abandoned_in_a_row > 1:
             raise nobody_could_work(work.round, reasons)
         if not self.pool.ready():

@@ -20,11 +20,10 @@ from fedloom.algorithm import Update
 from fedloom.data.federation import Federation
 from fedloom.federation.work import ClientWork
 from fedloom.network.protocol.tensors import Parcel, WireError, below, flatten, unflatten
+from fedloom.network.protocol.verbs import SecureKind, Verb
 from fedloom.training.evaluation import Measured
 from fedloom.tree import Groups
 
-Verb = Literal["reduce", "map", "exchange", "evaluate"]  # what the server sees of the clients' answers
-VERBS: tuple[Verb, ...] = ("reduce", "map", "exchange", "evaluate")
 TICKET = "ticket"  # the group that stands for a client's own state at the coordinator
 Ticket = tuple[int, int, int]  # round, attempt and call in which a version of a client's own state was made
 NEW: Ticket = (0, 0, 0)  # the state before the first round
@@ -144,10 +143,6 @@ class SecureResult(Message):
     channel_key: Hex = ""
     signature: Hex = ""  # advertise: of the keys; confirm: of the clients in the sum
     shares: ByClient = {}  # share: encrypted for other clients; unmask: one share of each client
-
-
-SecureKind = Literal["advertise", "share", "confirm", "unmask"]  # stages besides training, which masks
-SECURE_KINDS: tuple[SecureKind, ...] = ("advertise", "share", "confirm", "unmask")
 
 
 class Assignment(Message):

@@ -136,6 +136,14 @@ class SecureSum:
     refused: dict[int, str]  # why clients sent nothing
 
 
+class NobodySent(TrainingError):
+    """Too few clients are left in a sum, because some refused to send their updates; `why` is one's reason."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 def simulate(
     table: SecureTable,
     call: SecureCall,
@@ -146,6 +154,7 @@ def simulate(
     bases: Groups,
     seed: int,
     secret: bytes = b"",
+    name: Callable[[int], str] = str,
 ) -> SecureSum:
     """Run the protocol between all clients of a call in this process, some of which vanish.
 
@@ -175,12 +184,12 @@ def simulate(
         return [client for client in ids if drawn[client] < limit or (stage == "mask" and client not in position)]
 
     try:
-        total, survivors = secure_sum(session, ids, value, lost, Floors(table.min_clients, table.threshold))
+        total, survivors = secure_sum(session, ids, value, lost, Floors(table.min_clients, table.threshold), name)
     except RoundAbandoned as error:
         if refused:
             client, why = min(refused.items())
-            raise TrainingError(
-                f"{error} {len(refused)} clients sent nothing, such as client {client}: {why}."
+            raise NobodySent(
+                f"{error} {len(refused)} clients sent nothing, such as '{name(client)}': {why}.", why
             ) from None
         raise
     clients = tuple(client for client in ids if client in survivors)
@@ -194,16 +203,18 @@ def secure_sum(
     value: Callable[[int], Vector],
     lost: Callable[[str], Collection[int]] = lambda stage: (),
     floors: Floors = Floors(),
+    name: Callable[[int], str] = str,
 ) -> tuple[Vector, frozenset[int]]:
     """Run every stage between all clients; return the sum and the clients in it.
 
     `value` returns a client's value when it masks it; a client that refuses to give one is lost. `lost` names the
-    clients that do not answer in a stage; they do not come back. `RoundAbandoned` says that too few are left.
+    clients that do not answer in a stage; they do not come back. `RoundAbandoned` says that too few are left, and
+    calls clients by their `name`.
     """
     signers = {client: Ed25519PrivateKey.generate() for client in ids}
     roster = {client: signer.public_key().public_bytes_raw() for client, signer in signers.items()}
     masks = PairMasksOnce()
-    server = SecureServer(session)
+    server = SecureServer(session, name)
     if len(signers) < session.threshold:
         server.close_advertise([])
     clients = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -16,10 +16,10 @@ from fedloom.privacy.secure.session import Advertisement, Session, session_id
 
 
 class SecureServer:
-    """One session at the server. It never holds a value of a client without its mask."""
+    """One session at the server. It never holds a value of a client without its mask. Errors name clients by `name`."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, name: Callable[[int], str] = str) -> None:
+        self.session, self.name = session, name
         self.advertised: dict[int, Advertisement] = {}  # U1
         self.sharers: frozenset[int] = frozenset()  # U2
         self.survivors: frozenset[int] = frozenset()  # U3
@@ -59,11 +59,11 @@ class SecureServer:
     def add_masked(self, client: int, vector: Vector) -> None:
         """Add a masked value to the sum. After `close_mask` it would be too late: its mask could be rebuilt."""
         if self.survivors or client not in self.sharers or client in self._masked:
-            raise ValueError(f"The masked value of client {client} comes too late, twice or uninvited.")
+            raise ValueError(f"The masked value of '{self.name(client)}' comes too late, twice or uninvited.")
         if self._total is None:
             self._total = np.zeros_like(vector)
         if vector.shape != self._total.shape or vector.dtype != self._total.dtype:
-            raise ValueError(f"The masked value of client {client} has another length or another kind.")
+            raise ValueError(f"The masked value of '{self.name(client)}' has another length or another kind.")
         np.add(self._total, vector, out=self._total)
         self._masked.add(client)
 
@@ -87,7 +87,9 @@ class SecureServer:
         for lost in sorted(self.sharers - self.survivors):
             private = X25519PrivateKey.from_private_bytes(self._rebuild(lost, answers))
             if private.public_key().public_bytes_raw() != self.advertised[lost].mask_key:
-                raise RoundAbandoned(f"Round {self.session.round}: the shares of client {lost}'s mask key are wrong.")
+                raise RoundAbandoned(
+                    f"Round {self.session.round}: the shares of the mask key of '{self.name(lost)}' are wrong."
+                )
             for peer in sorted(self.survivors & set(self.graph.neighbours(lost))):
                 key = agree(private, self.advertised[peer].mask_key, self.sid, "mask")
                 add_stream(key, (total, -pair_sign(peer, lost)))
@@ -100,8 +102,8 @@ class SecureServer:
         holders, needed = [one for one in given if one not in self.wrong], self.graph.threshold
         if len(holders) < needed:
             raise RoundAbandoned(
-                f"Round {self.session.round}: {len(holders)} clients gave a share of client {client}'s mask, and "
-                f"{needed} are needed."
+                f"Round {self.session.round}: {len(holders)} clients gave a share of the mask of "
+                f"'{self.name(client)}', and {needed} are needed."
             )
         for suspect in (None, *holders[:needed]):
             used = [one for one in holders if one != suspect][:needed]
@@ -112,6 +114,6 @@ class SecureServer:
                 self.wrong |= {suspect} if suspect is not None else set()
                 return secret
         raise RoundAbandoned(
-            f"Round {self.session.round}: the shares of client {client}'s mask do not belong together. It sent wrong "
-            "ones, or clients that hold them did."
+            f"Round {self.session.round}: the shares of the mask of '{self.name(client)}' do not belong together. It "
+            "sent wrong ones, or clients that hold them did."
         )

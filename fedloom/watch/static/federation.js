@@ -5,7 +5,7 @@ import { byId, bytes, clock, duration, el, get, post, redraw } from "./dom.js";
 /** @typedef {import("./page.js").Context} Context */
 
 /** @type {Record<string, string>} */
-const TONES = { working: "", idle: "good", refused: "bad", gone: "bad", revoked: "bad", lost: "bad", failed: "bad", answered: "good", waiting: "warn" };
+const TONES = { working: "", idle: "good", refused: "bad", silent: "warn", gone: "bad", revoked: "bad", lost: "bad", failed: "bad", answered: "good", waiting: "warn" };
 
 /** Ask what the coordinator is doing, and show its alerts; those that stay are not read out again. */
 export async function reads() {

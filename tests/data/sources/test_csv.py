@@ -279,8 +279,26 @@ def test_files_of_a_folder_that_do_not_fit_are_named(
         load("csv", path=tmp_path, label="dead", **fields)
 
 
-def test_a_folder_without_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no CSV files: it needs one for each client"):
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        ({}, "It is empty"),
+        (
+            {"a.xlsx": b"PK\x03\x04", "b.xlsx": b"PK\x03\x04"},
+            r"has a\.xlsx, b\.xlsx\. The file a\.xlsx is an Excel workb",
+        ),
+        ({"notes.txt": b"", "old.xls": b"\xd0\xcf\x11\xe0"}, r"old\.xls is an Excel workbook: save the sheet as CSV"),
+        ({f"{n}.parquet": b"PAR1" for n in range(7)}, r"4\.parquet and 2 more\. Save each table as CSV"),
+        ({"berlin/a.csv": b"y\n1\n"}, r"It has berlin/\. Name one of its folders"),
+    ],
+)
+def test_a_folder_without_tables_is_refused_with_what_it_has(
+    tmp_path: Path, files: dict[str, bytes], advice: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=f"has no CSV files: it needs one for each client.*{advice}"):
         load("csv", path=tmp_path, label="y")
 
 

@@ -52,16 +52,6 @@ def test_a_deadline_closes_a_call_and_a_quorum_does_not_wait_for_the_lost(world:
     assert set(call.answers) == {0}
 
 
-def test_the_status_says_that_an_agent_is_silent_before_it_is_gone(world: World) -> None:
-    agent = world.speaker()
-    agent.hello()
-    (shown,) = world.pool.status()["agents"]
-    assert "not heard from" not in shown["doing"]
-    world.pool.agents[agent.signer.agent].seen -= 7.0  # two heartbeats are six seconds
-    (shown,) = world.pool.status()["agents"]
-    assert (shown["state"], shown["doing"]) == ("ready", "not heard from for 7 s")
-
-
 def test_agents_must_agree_about_the_data(world: World) -> None:
     agent, other = world.speaker(), world.speaker("clare")
     agent.hello()
@@ -141,16 +131,26 @@ def test_a_closed_call_says_why_clients_did_not_answer(world: World) -> None:
     assert world.pool.absences(call) == why
 
 
-def test_the_operator_learns_once_that_an_agent_is_gone(world: World) -> None:
-    kerry, clare = world.speaker("kerry"), world.speaker("clare")
-    for agent in (kerry, clare):
+def test_the_operator_learns_once_that_an_agent_is_gone_and_that_it_is_back(world: World) -> None:
+    agents = clare, _, mayo = [world.speaker(name) for name in ("clare", "cork", "mayo")]
+    for agent in agents:
         agent.hello()
+    world.ledger.revoke("cork")  # the operator knows that this one is gone
+    declines = Failure(kind="refused", message="not today").model_dump_json().encode()
+    assert mayo.send("POST", "/v1/failures", declines).status_code == 200
+    for agent in agents:
+        world.pool.agents[agent.signer.agent].seen -= 1000.0
     for _ in range(2):
-        call = world.open_call(kerry, clare, seconds=0.0)
-        world.pool.agents[clare.signer.agent].seen -= 1000.0
-        world.pool.wait(call, 2)
-        world.pool.absences(call)
-    assert sum("clare is gone" in line for line in world.said) == 1
+        assert not world.pool.wait_until(lambda: False, 0.0)
+    assert [line for line in world.said if "is gone" in line] == [
+        "clare is gone: nothing was heard from it for 1000 s. Rounds that have enough answers do not wait for it, and "
+        "it can come back at any time"
+    ]
+    assert clare.send("POST", "/v1/heartbeat", HEARTBEAT).status_code == 200
+    assert world.said[-1] == "clare is back, after 1000 s without a word"
+    world.pool.agents[clare.signer.agent].seen -= 1000.0  # a second time is news again
+    assert not world.pool.wait_until(lambda: False, 0.0)
+    assert sum("clare is gone" in line for line in world.said) == 2
 
 
 def test_the_largest_min_cohort_counts_and_a_site_may_change_it(world: World) -> None:

@@ -98,7 +98,7 @@ def test_only_the_operator_sees_names_in_the_status(world: World) -> None:
     ]
     assert found["awaited_clients"] == 1
     public = world.client.get("/v1/status")
-    assert public.json()["agents"] == {"ready": 1, "joining": 1, "refused": 0, "gone": 0, "revoked": 0}
+    assert public.json()["agents"] == {"ready": 1, "joining": 1, "refused": 0, "silent": 0, "gone": 0, "revoked": 0}
     assert "kerry" not in public.text
     world.ledger.revoke("kerry")  # at once, though it was heard from a moment ago
     assert world.client.get("/v1/status").json()["agents"]["revoked"] == 1

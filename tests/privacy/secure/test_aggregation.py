@@ -56,7 +56,7 @@ def fingerprint(record: RoundRecord) -> str:
     return tree.sha256({f"{group}/{name}": x for group, leaves in record.state.items() for name, x in leaves.items()})
 
 
-def plain_fixed_point_sum(session: Any, ids: Any, value: Any, lost: Any, floors: Any) -> Any:
+def plain_fixed_point_sum(session: Any, ids: Any, value: Any, lost: Any, *rest: Any) -> Any:
     """The sum of the same whole numbers, without any mask."""
     gone = {client for stage in ("advertise", "share", "mask") for client in lost(stage)}
     members = [client for client in ids if client not in gone]
@@ -120,7 +120,7 @@ def test_a_round_with_too_few_clients_is_abandoned_and_the_model_stays() -> None
 
 
 def test_updates_out_of_range_end_a_run_that_could_never_work() -> None:
-    with pytest.raises(TrainingError, match=r"needs 4. 5 clients sent nothing, such as client 0: a number of 'model'"):
+    with pytest.raises(TrainingError, match=r"needs 4. 5 clients sent nothing, such as 'client-0': a number of 'mo"):
         protected("fedavg", SecureTable(range=1e-9))
 
 
