@@ -104,8 +104,9 @@ class SweepResult:
     def at_edge(self, best: Trial) -> Iterator[str]:
         """Say for which numbers the best setting has the smallest or largest that was tried: others may be better."""
         for key, value in best.setting.items():
-            tried = {trial.setting[key] for trial in self.trials if trial.label == best.label and key in trial.setting}
-            if isinstance(value, bool) or not all(isinstance(one, (int, float)) for one in tried) or len(tried) < 2:
+            tried = [trial.setting[key] for trial in self.trials if trial.label == best.label and key in trial.setting]
+            numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in tried)
+            if not numbers or len({*tried}) < 2:
                 continue
             for word, edge, beyond in (("smallest", min(tried), "smaller"), ("largest", max(tried), "larger")):
                 if value == edge:
@@ -323,7 +324,7 @@ def _on_validation(experiment: Experiment) -> Experiment:
 
 def _plan(experiment: Experiment, label: str, plans: dict[str, Plan]) -> Plan:
     """Plan one algorithm, so that the others have a result if it diverges; share the data of an earlier plan."""
-    only = experiment.replace(algorithm={label: experiment.algorithm[label]}, names={label: experiment.names[label]})
+    only = experiment.choose([label])
     plan = Plan.of(only)
     key = json.dumps(only.resolved()["data"], sort_keys=True, default=str)
     return replace(plan, federation=plans.setdefault(key, plan).federation)

@@ -244,7 +244,7 @@ def test_settings_with_other_algorithms_are_refused(file: Path) -> None:
     [(0.1, "lr = 0.1 is the smallest"), (0.2, ""), (0.3, "lr = 0.3 is the largest that was tried: larger")],
 )
 def test_a_best_setting_at_the_edge_is_named(tmp_path: Path, best: float, said: str) -> None:
-    tried = [Trial({"lr": lr, "name": "x"}, "a", values={1: float(lr == best)}) for lr in (0.1, 0.2, 0.3)]
+    tried = [Trial({"lr": lr, "name": "x", "table": {}}, "a", values={1: float(lr == best)}) for lr in (0.1, 0.2, 0.3)]
     other = Trial({"lr": 0.9}, "b", values={1: 0.0})
     found = SweepResult(tmp_path, MetricInfo("accuracy", True, True), "", (*tried, other))
     hints = " ".join(found.at_edge(next(one for one in tried if one.values[1])))
