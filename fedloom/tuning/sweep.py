@@ -27,6 +27,7 @@ from fedloom.files import json_text, write_atomically
 from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
 from fedloom.results.figure_style import CaptionedFigure
+from fedloom.results.report_warnings import FEW_SEEDS
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
@@ -139,8 +140,7 @@ class SweepResult:
             del columns[-1]
         rows = tuple(tuple(value(trial) for _, _, value in columns) for trial in self.trials)
         note = say("note", "sweep", tried=len(self.trials), metric=self.metric.name, measured=self.measured)
-        if not any(trial.spread.count > 1 for trial in self.trials):
-            note += " One seed: neighbours in this ranking may differ by chance alone."
+        note = " ".join([note, *self.cautions()])
         ranks = [rank for trial in self.trials if (rank := self.rank(trial)) is not None]
         if len(set(ranks)) < len(ranks):
             note += " Settings with the same mean tie: they share a rank."
@@ -148,6 +148,13 @@ class SweepResult:
             note += f" Not run, because these settings do not change it: {', '.join(self.unchanged)}."
         names, kinds, _ = zip(*columns, strict=True)
         return Table("sweep", f"Sweep over {', '.join(keys)}", names, rows, kinds, note)
+
+    def cautions(self) -> Iterator[str]:
+        """What few seeds leave open."""
+        seeds = min((trial.spread.count for trial in self.trials if trial.values), default=FEW_SEEDS)
+        if seeds < FEW_SEEDS:
+            yield say("caution", "one_seed" if seeds == 1 else "few_seeds", seeds=seeds)
+            yield say("caution", "near_in_a_sweep")
 
     def figure(self) -> CaptionedFigure | None:
         """Draw every algorithm with the settings that it was tried with; None if nothing was varied."""
@@ -167,7 +174,8 @@ class SweepResult:
             error = {"error": trial.error} if trial.error else {}
             known = {"setting": trial.setting, "algorithm": trial.label, "rank": self.rank(trial)}
             tried.append({**known, "values": trial.values, **error})
-        return {"folder": str(self.folder), "metric": self.metric.name, "measured": self.measured, "tried": tried}
+        ranked = {"metric": self.metric.name, "measured": self.measured, "cautions": [*self.cautions()]}
+        return {"folder": str(self.folder), **ranked, "tried": tried}
 
 
 def sweep(
