@@ -23,7 +23,7 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import has_own_models
-from fedloom.files import json_text, write_atomically
+from fedloom.files import write_atomically
 from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
 from fedloom.results.figure_style import CaptionedFigure
@@ -33,9 +33,9 @@ from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, spread
-from fedloom.results.table import Table, Value
+from fedloom.results.table import Table, Value, show
 from fedloom.results.table import write as write_tables
-from fedloom.tuning import sweep_figure
+from fedloom.tuning import sweep_figure, sweep_folder
 from fedloom.tuning.search_space import Choices, Setting, name, settings, short
 
 MODELS = {  # the model and the data that settings are ranked by, as keys of a cell's numbers and in words
@@ -164,8 +164,17 @@ class SweepResult:
         """Write the table as CSV, Markdown and LaTeX, the figure as PNG, SVG and PDF, and everything as JSON."""
         figure = self.figure()
         files = [*write_tables([self.table()], self.folder), *(figure.save(self.folder) if figure is not None else ())]
-        write_atomically(self.folder / "sweep.json", json_text(self.json(), indent=1).encode())
+        sweep_folder.finish(self.folder, self.json(), self.in_short())
         return files
+
+    def in_short(self) -> str:
+        """The best setting with its number; empty if nothing was measured."""
+        best = self.best()
+        if best is None:
+            return ""
+        label = f"{best.label}, " if len({trial.label for trial in self.trials}) > 1 else ""
+        mean = show(best.spread.mean, self.metric.number_format)
+        return f"{label}{name(best.setting)}: {mean} validation {self.metric.name}"
 
     def json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -239,25 +248,26 @@ def sweep(
         return True
 
     early, decision = max(1, first.rounds // 3), folder / "pruned.json"
-    if prune and early < first.rounds:
-        if fresh or not decision.is_file():
-            if not train(early, fresh):
-                return None
-            content = {"after": early, "pruned": _behind(first, trials)}
-            write_atomically(decision, json.dumps(content, indent=1).encode())
-            fresh = False
-        record = json.loads(decision.read_text())
-        for trial in trials:
-            if trial.place in record["pruned"]:
-                after = f"{record['after']} round" + ("s" if record["after"] > 1 else "")
-                trial.pruned, trial.error = True, f"behind after {after}: not run to the end"
-                trial.result = Result.read(folder / "settings" / trial.place)
-    if not train(None, fresh):
-        return None
-    unchanged = tuple(label for label in first.algorithm if label not in labels)
-    ranked = replace(_ranked(folder, first, trials), unchanged=unchanged)
-    ranked.write()
-    return ranked
+    with sweep_folder.running(folder, list(found[0])):
+        if prune and early < first.rounds:
+            if fresh or not decision.is_file():
+                if not train(early, fresh):
+                    return None
+                content = {"after": early, "pruned": _behind(first, trials)}
+                write_atomically(decision, json.dumps(content, indent=1).encode())
+                fresh = False
+            record = json.loads(decision.read_text())
+            for trial in trials:
+                if trial.place in record["pruned"]:
+                    after = f"{record['after']} round" + ("s" if record["after"] > 1 else "")
+                    trial.pruned, trial.error = True, f"behind after {after}: not run to the end"
+                    trial.result = Result.read(folder / "settings" / trial.place)
+        if not train(None, fresh):
+            return None
+        unchanged = tuple(label for label in first.algorithm if label not in labels)
+        ranked = replace(_ranked(folder, first, trials), unchanged=unchanged)
+        ranked.write()
+        return ranked
 
 
 def _changing(
