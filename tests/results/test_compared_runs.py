@@ -141,6 +141,54 @@ def test_what_is_not_comparable_is_refused_with_the_reason(
         combine([comparison, other])
 
 
+def test_runs_on_the_same_data_keep_the_numbers_of_clients(comparison: Path, other: Path) -> None:
+    both = combine([comparison, other])
+    assert not both.other_clients
+    assert not any("own tests are left out" in text for text in cautions(both))
+
+
+def with_other_clients(folder: Path, *, test: str) -> None:
+    """A run on other data of clients, whose global models have these test examples."""
+    with Store(folder) as store:
+        for seed in (1, 2):
+            store.set_fact(f"data of seed {seed}", f"clients of {folder.name}")
+            store.set_fact(f"test of seed {seed}", test)
+
+
+def test_runs_with_other_clients_are_compared_by_global_models_on_the_same_test(
+    comparison: Path, other: Path, tmp_path: Path
+) -> None:
+    even = Path(shutil.copytree(comparison, tmp_path / "even"))
+    with_other_clients(even, test="the same")
+    with_other_clients(other, test="the same")
+    both = combine([even, other])
+    (overview,) = (table for table in tables.overview(both) if table.name == "overview_accuracy")
+    assert overview.columns == ("algorithm", "global model, server's test data")
+    assert [row[0] for row in overview.rows] == ["fedavg (even)", "pooled (even)", "fedavg (other)", "pooled (other)"]
+    assert "own tests are left out" in next(cautions(both))
+    assert not len(both.client_values("fedavg (even)", 1, "final", "accuracy"))
+    assert not len(both.pooled_values("fedavg (even)", 1, "final", "accuracy")[0])
+    assert {figure.name for figure in figures.draw_comparison(both)} == {
+        "headline",
+        "comparison",
+        "global_model",
+        "bytes",
+    }
+
+
+@pytest.mark.parametrize(("measured", "test"), [(True, "another"), (False, "the same")])
+def test_runs_with_other_clients_and_no_common_test_are_refused(
+    comparison: Path, other: Path, tmp_path: Path, measured: bool, test: str
+) -> None:
+    even = Path(shutil.copytree(comparison, tmp_path / "even"))
+    with_other_clients(even, test="the same")
+    with_other_clients(other, test=test)
+    with Store(other) as store:
+        sql("DELETE FROM server_metrics" if not measured else "SELECT 1")(store)
+    with pytest.raises(InputError, match="no test examples are the same in both"):
+        combine([even, other])
+
+
 @pytest.mark.parametrize(("key", "value"), [("headline", "best"), ("clients", "cohort")])
 def test_numbers_about_other_rounds_or_clients_are_not_compared(
     comparison: Path, other: Path, key: str, value: str
