@@ -350,13 +350,16 @@ def cautions(run: ComparedRuns) -> Iterator[str]:
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """A sentence that begins with an algorithm's label in its run, with its label in the comparison instead.
+    """A sentence that begins with algorithms' labels in their run, with their labels in the comparison instead.
 
-    >>> _renamed("fedavg may diverge.", {"fedavg": "fedavg (one)"})
-    'fedavg (one) may diverge.'
+    >>> _renamed("fedavg, local may diverge.", {"fedavg": "fedavg (one)", "local": "local (one)"})
+    'fedavg (one), local (one) may diverge.'
     """
-    label = max((label for label in names if text.startswith(f"{label} ")), key=len, default="")
-    return names.get(label, "") + text.removeprefix(label)
+    label = max((label for label in names if text.startswith((f"{label} ", f"{label}, "))), key=len, default="")
+    rest = text.removeprefix(label)
+    if label and rest.startswith(", "):
+        rest = ", " + _renamed(rest.removeprefix(", "), names)
+    return names.get(label, "") + rest
 
 
 def _compared(run: ComparedRuns) -> list[tuple[RunData, set[str]]]:

@@ -133,14 +133,21 @@ def _diverged(run: RunData) -> Iterator[str]:
     classes = len((run.facts.get("labels") or {}).get("classes") or ()) or MANY_CLASSES
     of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
     guess = math.log(max(classes, 2)) if of_classes else math.inf
+    far, risen = dict[str, float](), dict[str, float]()
     for label in run.labels:
         curves = {seed: values for seed, (_, values) in headline.curves(run, label, "loss").items()}
         ratios = [_rise(run, label, seed, values) for seed, values in curves.items()]
         worst = max((float(values[-1]) for values in curves.values()), default=0.0)
         if worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
-            yield say("caution", "diverged_far", label=label, loss=worst, guess=guess)
+            far[label] = worst
         elif ratios and max(ratios) > 2:
-            yield say("caution", "diverged", label=label, ratio=max(ratios))
+            risen[label] = max(ratios)
+    if far:
+        losses = ", ".join(f"{loss:.3g}" for loss in far.values())
+        yield say("caution", "diverged_far", labels=", ".join(far), losses=losses, guess=guess)
+    if risen:
+        ratio_list = ", ".join(f"{ratio:.1f}" for ratio in risen.values())
+        yield say("caution", "diverged", labels=", ".join(risen), ratios=ratio_list)
 
 
 def _rise(run: RunData, label: str, seed: int, curve: Floats) -> float:
@@ -177,14 +184,16 @@ def _same_weights(run: RunData) -> Iterator[str]:
 def _overfitting(run: RunData) -> Iterator[str]:
     """Local training that helps on the training split but not on the test split."""
     metric = run.metric(run.main_metric)
-    scale, unit = (100, "points") if metric.percent else (1, metric.name)
+    scale, unit = (100, " points") if metric.percent else (1, "")
+    gains = []
     for label in run.labels:
         if run.is_pooled(label):  # it does not train at clients
             continue
         train, test = (_gain(run, label, split) for split in ("train", "test"))
         if train is not None and test is not None and train > 0.005 and test <= 0:
-            gains = {"train": two_digits(train * scale), "test": two_digits(test * scale)}
-            yield say("caution", "overfitting", label=label, metric=metric.name, unit=unit, **gains)
+            gains.append(f"{label} (by {two_digits(train * scale)}{unit}, and by {two_digits(test * scale)})")
+    if gains:
+        yield say("caution", "overfitting", metric=metric.name, gains=", ".join(gains))
 
 
 def _gain(run: RunData, label: str, split: str) -> float | None:
@@ -230,7 +239,9 @@ def about_seeds(run: RunData) -> Iterator[str]:
         for label, values in next((one.values for one in comparisons(run, metric)), {}).items():
             if spread(list(values.values())).std == 0:
                 alike.setdefault(label, []).append(metric)
-    yield from (say("caution", "no_spread", label=label, metrics=", ".join(some)) for label, some in alike.items())
+    for metrics_alike in dict.fromkeys(map(tuple, alike.values())):
+        labels = ", ".join(label for label, some in alike.items() if tuple(some) == metrics_alike)
+        yield say("caution", "no_spread", labels=labels, metrics=", ".join(metrics_alike))
     yield from _fixed(run)
 
 
@@ -357,12 +368,22 @@ def about_weights(run: RunData, sources: Mapping[str, tuple[RunData, str]]) -> I
 
 
 def about_algorithms(run: RunData, others: Collection[str]) -> Iterator[str]:
-    """What each algorithm says about the task, but for some, without what is about several of them together."""
+    """What algorithms say about the task, but for some, without what is about several of them together.
+
+    What several of them say in the same words is one sentence.
+    """
     left_out = [f"{label}: " for label in others]
     if unequal_weights.FACT in run.facts:  # so the sentence can be made again for these algorithms
         left_out.append(unequal_weights.BEGINNING)
     said = run.facts.get("cautions about algorithms") or ()
-    yield from (text for text in said if not text.startswith(tuple(left_out)))
+    merged: dict[str, list[str]] = {}  # what is said → the labels of the algorithms that say it
+    for text in (text for text in said if not text.startswith(tuple(left_out))):
+        label, _, rest = text.partition(": ")
+        if label in run.labels:
+            merged.setdefault(rest, []).append(label)
+        else:
+            merged.setdefault(text, [])
+    yield from (f"{', '.join(labels)}: {text}" if labels else text for text, labels in merged.items())
 
 
 def _weak_privacy(run: RunData) -> Iterator[str]:

@@ -104,8 +104,8 @@ def test_a_loss_that_rises_far_above_its_lowest_value_is_named(comparison: Path,
     with Store(folder) as store, store._transaction() as database:
         database.execute("UPDATE server_metrics SET value = 1 + (round = 5) * 2 WHERE metric = 'loss'")
     found = cautions(RunData.read(folder))
-    said = "fedavg may diverge or overfit: its test loss ended 3.0 times as high"
-    assert any(text.startswith(said) for text in found)
+    said = "fedavg, pooled may diverge or overfit: the test loss ended 3.0, 3.0 times as high"
+    assert sum(text.startswith(said) for text in found) == 1
     assert any(text.startswith(said) for text in about_numbers(RunData.read(folder)))  # the terminal shows these
 
 
@@ -127,7 +127,7 @@ def test_a_loss_that_is_absurd_from_the_first_round_on_is_named(comparison: Path
     with Store(folder) as store, store._transaction() as database:
         database.execute("UPDATE server_metrics SET value = 2e8 WHERE metric = 'loss'")
     run = with_labels(RunData.read(folder), [[1, 1, 1]])
-    said = "fedavg diverged: its test loss ended at 2e+08, and guessing all classes alike has 1.1."
+    said = "fedavg, pooled diverged: the test loss ended at 2e+08, 2e+08, and guessing all classes alike has 1.1."
     assert any(text.startswith(said) for text in about_numbers(with_description(run, task={"loss": "cross_entropy"})))
     for loss in ("mse", "file.py:own"):  # such a loss may be in any unit
         assert not any(" diverged: " in text for text in cautions(with_description(run, task={"loss": loss})))
@@ -148,7 +148,7 @@ def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp
             "UPDATE client_metrics SET value = client * 1e-3 + 0.9 WHERE phase = 'final' AND metric = 'accuracy'"
         )
     found = " ".join(cautions(RunData.read(folder)))
-    assert "fedavg overfits at its clients: in the last round, local training improved accuracy by 40 points" in found
+    assert re.search(r"Clients overfit: in the last round.* with fedavg \(by \+?40 points, and by .10", found)
     assert "Left behind" not in found
     with Store(folder) as store, store._transaction() as database:
         for client in range(4, 24):  # many more that fare as well as the rest, and one that does not
@@ -189,7 +189,7 @@ def test_local_training_is_judged_at_the_clients_that_were_drawn(drawn: Path, tm
             changed = f"UPDATE client_metrics SET value = ? WHERE metric = 'accuracy' AND phase = ? AND client {where} "
             database.execute(changed + trained, (value, phase))
         database.execute("UPDATE client_metrics SET value = 0.2 WHERE split = 'train' AND phase = 'pre_fit'")
-    assert not any("overfits" in text for text in cautions(RunData.read(folder)))
+    assert not any("Clients overfit" in text for text in cautions(RunData.read(folder)))
 
 
 def test_the_pooled_model_does_not_overfit_at_clients(comparison: Path, tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_the_pooled_model_does_not_overfit_at_clients(comparison: Path, tmp_path
             assert changed.rowcount
     run = RunData.read(folder)
     assert run.is_pooled("pooled")
-    assert not any("pooled overfits at its clients" in text for text in cautions(run))
+    assert not any("Clients overfit" in text and "pooled" in text for text in cautions(run))
 
 
 def test_a_served_run_is_called_unprotected_only_if_it_is(run: RunData) -> None:
@@ -270,3 +270,14 @@ def test_without_numbers_of_clients_nobody_is_said_to_have_computed_the_same(tmp
         evaluate = fl.Evaluation(splits=splits)
         fl.run(data, task, algorithms, 2, out=tmp_path / name, backend="serial", evaluate=evaluate)
         assert not [one for one in cautions(RunData.read(tmp_path / name)) if "same weights" in one]
+
+
+def test_what_several_algorithms_say_in_the_same_words_is_one_sentence(run: RunData) -> None:
+    said = ["fedavg: it is slow.", "local: it is slow.", "pooled: it is fast.", "All: of them."]
+    about = replace(run, facts={**run.facts, "cautions about algorithms": said})
+    assert [*report_warnings.about_algorithms(about, [])] == [
+        "fedavg, local: it is slow.",
+        "pooled: it is fast.",
+        "All: of them.",
+    ]
+    assert next(report_warnings.about_algorithms(about, ["local"])) == "fedavg: it is slow."
