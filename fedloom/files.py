@@ -169,6 +169,19 @@ def toml_value(text: str) -> Any:
     return tomllib.loads(f"value = {text}")["value"]
 
 
+def toml_text(value: Any) -> str:
+    """Return a value of a TOML file as the text that `toml_value` reads, in one line.
+
+    >>> toml_text({"name": "dirichlet", "alphas": [0.3, 1e9], "even": True})
+    '{"name" = "dirichlet", "alphas" = [0.3, 1000000000.0], "even" = true}'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{toml_text(key)} = {toml_text(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else str(value)
+
+
 def sha256(file: Path | BinaryIO | GzipFile) -> str:
     """Return the SHA-256 of a file, or of what is left in an open one, which may be larger than memory."""
     digest = hashlib.sha256()

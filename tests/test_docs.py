@@ -40,6 +40,7 @@ SLOW = {  # pages whose commands take many seconds
         "commands.md",
         "results.md",
         "sweeps.md",
+        "teach.md",
         "ray.md",
         "first-run.md",
         "your-data-and-model.md",

@@ -1,6 +1,7 @@
 """Files that survive a crash, and folders for one process at a time."""
 
 import hashlib
+import math
 import os
 import sqlite3
 import subprocess
@@ -134,3 +135,10 @@ def test_a_table_that_is_in_the_file_twice_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text("[data]\n[train]\n[data]\n")
     with pytest.raises(InputError, match=r"It is in the file twice(.|\n)*>    3 \| \[data\]"):
         files.read_toml(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    "value", [True, 3, 1e-05, math.inf, 'it\'s\n"so" 🌱', [1, [2.5]], {"name": "a b", "keys": [{"c.d": False}]}]
+)
+def test_a_value_is_read_as_it_was_written(value: object) -> None:
+    assert files.toml_value(files.toml_text(value)) == value

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,9 @@ from fedloom.cli.shared import (
 )
 from fedloom.errors import FedloomError, InputError
 from fedloom.results.safe_text import visible, visible_lines
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 app = typer.Typer()
 CONTINUES = "The run is interrupted: its process was stopped or died. The command that started it continues it."
@@ -49,41 +52,61 @@ def show(folder: Folder, metric: Metric = None, as_json: AsJson = False) -> None
 
 @command(app, "list")
 def list_runs(folder: Annotated[Path, typer.Argument(metavar="DIR")] = Path("runs"), as_json: AsJson = False) -> None:
-    """List the runs in a folder: when they ended or began, their status and their best result.
+    """List the runs and sweeps in a folder: when they ended or began, their status and their best result.
 
     folder: The folder with the runs.
     """
-    from rich import box
-    from rich.table import Table
+    from dataclasses import asdict
 
     from fedloom.results.run_data import RunData
     from fedloom.results.summary import in_short
+    from fedloom.tuning import sweep_folder
 
     if not folder.is_dir():
         raise InputError(f"There is no folder {folder}. `fedloom run FILE` makes runs/NAME; --out chooses another.")
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("run", "status", "date", "cells", "rounds", "best"):
-        side: Literal["left", "right"] = "right" if column in ("cells", "rounds") else "left"
-        made.add_column(column, justify=side, overflow="fold", no_wrap=column == "date")
-    found = []
-    for path in sorted(folder.glob("*/run.db")):
+    found: list[dict[str, Any]] = []
+    runs, sweeps = _listing("run", "cells", "rounds"), _listing("sweep", "settings", "over")
+    for path in sorted([*folder.glob("*/run.db"), *folder.glob(f"*/{sweep_folder.FILE}")]):
         try:
+            if path.name == sweep_folder.FILE:
+                sweep = sweep_folder.read(path.parent)
+                about = (str(sweep.settings or "–"), visible(", ".join(sweep.over)), visible(sweep.best) or "–")
+                sweeps.add_row(visible(sweep.name), sweep.status, _date(sweep.finished or sweep.started), *about)
+                found.append({"kind": "sweep", **asdict(sweep)})
+                continue
             run = RunData.read(path.parent)
             result, best = run.result, in_short(run)
         except FedloomError as error:
             say(f"{path.parent}: {error}")
             continue
-        found.append({**result.json(), "started": run.started_at, "finished": run.finished_at, "best": best})
-        moment = run.finished_at if result.finished else run.started_at
-        date = datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M") if moment else "–"
+        moments = {"started": run.started_at, "finished": run.finished_at}
+        found.append({"kind": "run", **result.json(), **moments, "best": best})
+        date = _date(run.finished_at if result.finished else run.started_at)
         rounds = max((cell.rounds for cell in result.runs), default=0)
-        made.add_row(visible(result.name), result.status, date, str(len(result.runs)), str(rounds), best or "–")
+        runs.add_row(visible(result.name), result.status, date, str(len(result.runs)), str(rounds), best or "–")
     if as_json:
         print_json(found)
-    elif found:
-        console(100, highlight=False, markup=False).print(made)
-    else:
+    for made in (runs, sweeps):
+        if made.rows and not as_json:
+            console(100, highlight=False, markup=False).print(made)
+    if not found and not as_json:
         print(f"No runs in {folder}.")
+
+
+def _listing(kind: str, *about: str) -> Table:
+    """Return an empty table of runs or sweeps."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in (kind, "status", "date", *about, "best"):
+        side: Literal["left", "right"] = "right" if column in ("cells", "rounds", "settings") else "left"
+        made.add_column(column, justify=side, overflow="fold", no_wrap=column == "date")
+    return made
+
+
+def _date(moment: str | None) -> str:
+    return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M") if moment else "–"
 
 
 @command(app)

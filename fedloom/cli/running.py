@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedloom.cli import shared
 from fedloom.cli.shared import AsJson, Changes, File, Folder, Fresh, Out, Quiet, Workers, command, load, say
+
+if TYPE_CHECKING:
+    from fedloom.experiment.experiment_file import Experiment
 
 app = typer.Typer()
 
@@ -21,6 +23,7 @@ app = typer.Typer()
 def run(
     file: File,
     changes: Changes = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="LABEL")] = None,
     workers: Workers = None,
     out: Out = None,
     fresh: Fresh = False,
@@ -31,10 +34,12 @@ def run(
 ) -> None:
     """Run an experiment, or continue where it stopped.
 
+    only: Run only these algorithms of the file; * matches anything. Repeatable.
     verbose: Also say how clients are computed, and show the whole traceback of an error.
     report: Write report.html into the folder.
     """
-    _run(file, shared.with_workers(changes, workers), out, as_json, quiet, report, fresh=fresh, verbose=verbose)
+    experiment = load(file, shared.with_workers(changes, workers))
+    _run(experiment.choose(only) if only else experiment, out, as_json, quiet, report, fresh=fresh, verbose=verbose)
 
 
 @command(app)
@@ -81,25 +86,22 @@ def demo(
     """
     file = Path(__file__).parents[1] / "experiment" / "templates" / "demo.toml"
     if not live:
-        _run(file, None, out, as_json, quiet, report=True, fresh=fresh)
+        _run(load(file, None), out, as_json, quiet, report=True, fresh=fresh)
         if not quiet:
             shared.say("What the seven ways are: docs/explanation/seven-ways.md in fedloom's repository")
         return
     from fedloom.cli.watching import opened
 
     with opened(out, "127.0.0.1", port, browser=True):
-        _run(file, ["run.checkpoint_every=1"], out, as_json, quiet, report=True, fresh=fresh)
+        _run(load(file, ["run.checkpoint_every=1"]), out, as_json, quiet, report=True, fresh=fresh)
         shared.say("The page stays open. Ctrl-C ends it.")
         threading.Event().wait()
 
 
-def _run(
-    file: Path, changes: list[str] | None, out: Path | None, as_json: bool, quiet: bool, report: bool, **how: Any
-) -> None:
+def _run(experiment: Experiment, out: Path | None, as_json: bool, quiet: bool, report: bool, **how: Any) -> None:
     from fedloom.experiment.plan import Plan
     from fedloom.experiment.run import run_plan
 
-    experiment = load(file, changes)
     folder = out or Path("runs") / experiment.name
     with shared.showing(quiet) as progress, shared.stop_on_interrupt() as should_stop:
         result = run_plan(Plan.of(experiment), folder, progress=progress, should_stop=should_stop, **how)
@@ -128,6 +130,7 @@ def sweep(
     prune: After a third of the rounds, continue only with the better half.
     out: The sweep's folder (default: runs/NAME-sweep).
     """
+    from fedloom.files import toml_text
     from fedloom.tuning import search_space
     from fedloom.tuning.sweep import sweep as try_all
 
@@ -139,11 +142,12 @@ def sweep(
     if found is None:
         raise _stopped()
     write = shared.print_json(found.json(), quiet=quiet) if as_json else shared.print_rows(found.table())
-    bests = [found.best(label) for label in dict.fromkeys(trial.label for trial in found.trials)]
-    for best in (one for one in bests if one is not None):
-        chosen = [f"{key}={json.dumps(value)}" for key, value in best.setting.items()]
+    labels = dict.fromkeys(trial.label for trial in found.trials)
+    for best in (one for label in labels if (one := found.best(label)) is not None):
+        chosen = [f"{key}={toml_text(value)}" for key, value in best.setting.items()]
         repeated = [word for change in [*(changes or []), *chosen] for word in ("--set", change)]
-        again = ["fedloom", "run", str(file), *repeated, "--out", str(found.folder / f"best-{best.label}")]
+        only = ["--only", best.label] if len(labels) + len(found.unchanged) > 1 else []
+        again = ["fedloom", "run", str(file), *only, *repeated, "--out", str(found.folder / f"best-{best.label}")]
         names = [search_space.name(one.setting) for one in found.ties(best)]
         if len(names) == 1:
             write(f"Best on validation data: {names[0]} ({best.label}). Measure it on test data, once:")

@@ -144,6 +144,21 @@ class Federation:
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
+    @cached_property
+    def test_fingerprint(self) -> str | None:
+        """A hash of the examples that a global model is tested on, if they are the same whoever holds the others.
+
+        They are the server's or, if the data says the splits, the test splits of all clients together.
+        """
+        if "test" not in self.server and self.split_sizes is None:
+            return None
+        rows = self.indices(self.everyone, "test") if "test" not in self.server else slice(None)
+        x, y = (one[rows].numpy() for one in self.server.get("test", (self.x, self.y)))
+        digest = hashlib.sha256(f"{x.dtype} {x.shape} {y.dtype} {y.shape} {self.classes}".encode())
+        for example in sorted(hashlib.sha256(a.tobytes() + b.tobytes()).digest() for a, b in zip(x, y, strict=True)):
+            digest.update(example)
+        return digest.hexdigest()
+
     @staticmethod
     def from_arrays(
         x: ArrayLike | Tensor,

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -243,6 +244,15 @@ class Experiment(Record):
     def server_has_all(self) -> bool:
         """Whether all data of the file is the server's, so that it can only be served."""
         return self.data.server == 1.0 and isinstance(self.data.server, float)
+
+    def choose(self, labels: Collection[str]) -> Experiment:
+        """Return the same experiment with some of its algorithms; in a label, * matches anything."""
+        for wanted in labels:
+            if not any(fnmatchcase(label, wanted) for label in self.algorithm):
+                raise unknown("algorithm in the file", wanted, self.algorithm)
+        chosen = [label for label in self.algorithm if any(fnmatchcase(label, wanted) for wanted in labels)]
+        parts = {key: {label: getattr(self, key)[label] for label in chosen} for key in ("algorithm", "names")}
+        return self.replace(**parts)  # type: ignore[no-any-return]
 
     def resolved(self, defaults: bool = True) -> dict[str, Any]:
         """Return every key with its value as in a file, or only what differs from the defaults."""

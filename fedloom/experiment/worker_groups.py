@@ -191,6 +191,7 @@ class WorkerGroup:
     def _check_same_data(self, federation: Federation, seed: int) -> None:
         check_same_data(self.store, federation, seed)
         self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
+        self.store.set_fact(f"test of seed {seed}", federation.test_fingerprint)
 
 
 def working_bytes(model: int, group: int) -> int:

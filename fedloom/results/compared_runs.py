@@ -11,6 +11,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedloom.errors import InputError, nearest
 from fedloom.experiment.experiment_file import differences
 from fedloom.results.comparisons import main_comparison
@@ -34,12 +36,13 @@ class ComparedRuns(RunData):
 
     sources: Mapping[str, tuple[RunData, str]] = field(default_factory=dict)  # label → its run, and its label there
     copies: Sequence[str] = ()  # which algorithms are the same in several runs, a sentence each
+    other_clients: bool = False  # whether clients hold other examples, so that only the test of global models is shared
 
     @cached_property
     def result(self) -> Result:
         """The numbers that the runs end with, of the metrics that all of them have."""
         cells = [
-            replace(cell, algorithm=label)
+            replace(cell, algorithm=label, headline=self._shared(cell.headline))
             for label, (run, there) in self.sources.items()
             for cell in run.result.runs
             if cell.algorithm == there
@@ -52,6 +55,14 @@ class ComparedRuns(RunData):
         """Those of all runs: one may have more seeds than another, each with data of its own."""
         found = (run.data_fingerprints for run, _ in self.sources.values())
         return {seed: data for one in found for seed, data in one.items()}
+
+    @property
+    def has_one_split(self) -> bool:
+        return all(run.has_one_split for run, _ in self.sources.values())
+
+    def _shared(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that are about the same examples in all runs."""
+        return {key: value for key, value in numbers.items() if not self.other_clients or key.startswith("server_test")}
 
     @property
     def name(self) -> str:
@@ -99,19 +110,21 @@ class ComparedRuns(RunData):
         return run.is_pooled(there)
 
     def leaves_out_clients(self, phase: str) -> bool:
-        return any(run.leaves_out_clients(phase) for run, _ in self.sources.values())
+        return not self.other_clients and any(run.leaves_out_clients(phase) for run, _ in self.sources.values())
 
     def client_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> ClientValues:
         run, there = self.sources[label]
-        return run.client_values(there, seed, phase, metric, split)
+        found = run.client_values(there, seed, phase, metric, split)
+        return found.keep(np.full(len(found), not self.other_clients))
 
     def _stored_values(self, label: str, seed: int, phase: str, metric: str, split: str) -> ClientValues:
         run, there = self.sources[label]
-        return run._stored_values(there, seed, phase, metric, split)
+        found = run._stored_values(there, seed, phase, metric, split)
+        return found.keep(np.full(len(found), not self.other_clients))
 
     def summary(self, label: str, seed: int) -> dict[str, float]:
         run, there = self.sources[label]
-        return run.summary(there, seed)
+        return self._shared(run.summary(there, seed))
 
     def server_values(self, label: str, seed: int, metric: str, split: str = "test") -> Curve:
         run, there = self.sources[label]
@@ -119,7 +132,8 @@ class ComparedRuns(RunData):
 
     def pooled_values(self, label: str, seed: int, phase: str, metric: str, split: str = "test") -> Curve:
         run, there = self.sources[label]
-        return run.pooled_values(there, seed, phase, metric, split)
+        rounds, values = run.pooled_values(there, seed, phase, metric, split)
+        return (rounds[:0], values[:0]) if self.other_clients else (rounds, values)
 
     def rows(self, table: str, label: str, seed: int) -> Sequence[dict[str, Any]]:
         run, there = self.sources[label]
@@ -156,7 +170,9 @@ def combine(folders: Sequence[Path]) -> ComparedRuns:
         cells |= {(label, seed): cell for (known, seed), cell in run.cells.items() if known == there}
     first = runs[0]
     metrics = {key: info for key, info in first.metrics.items() if all(run.metrics.get(key) == info for run in runs)}
-    return ComparedRuns(first.folder, cells, metrics, first.clients, first.facts, sources=sources, copies=copies)
+    other_clients = any(_have_other_clients(one, other) for one, other in combinations(runs, 2))
+    kept_parts: dict[str, Any] = {"sources": sources, "copies": copies, "other_clients": other_clients}
+    return ComparedRuns(first.folder, cells, metrics, first.clients, first.facts, **kept_parts)
 
 
 def _without_copies(all_sources: Sequence[tuple[RunData, str]]) -> tuple[list[tuple[RunData, str]], list[str]]:
@@ -201,23 +217,21 @@ def _finished(run: RunData, label: str) -> dict[int, CellResult]:
 def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
     """Why two runs cannot be compared, a sentence each."""
     pair = one, other
-    done = [
-        list(dict.fromkeys(seed for (_, seed), cell in run.cells.items() if cell["status"] == "done")) for run in pair
-    ]
+    done = [_finished_seeds(run) for run in pair]
     unfinished = [run for run, seeds in zip(pair, done, strict=True) if not seeds]
     yield from (f"{run.folder} has no finished cell: it is {run.result.status}." for run in unfinished)
-    seeds = sorted({*done[0]} & {*done[1]})
-    if not seeds and not unfinished:
+    if not {*done[0]} & {*done[1]} and not unfinished:
         yield f"They have no finished seed in common: {_listed(done[0])} and {_listed(done[1])}."
-    if any(_data(one, seed) != _data(other, seed) for seed in seeds):
+    if _have_other_clients(one, other) and not _share_test(one, other):
         changed = differences(one.description.get("data"), other.description.get("data"), "data")
         classes = [(run.facts.get("labels") or {}).get("classes") or () for run in pair]
         known = f" ({'; '.join(changed)})" if changed and isinstance(one.description.get("data"), Mapping) else ""
         if all(classes) and classes[0] != classes[1]:  # such as 1, 2 in a file, and 0, 1 in a program
             known = f" (their classes are called {_listed(classes[0])} and {_listed(classes[1])})"
         yield (
-            f"Their examples, partitions or splits differ{known}: the same algorithm would have other numbers. Read "
-            f"their reports side by side, or see both with `fedloom watch {one.folder} {other.folder}`."
+            f"Their examples, partitions or splits differ{known}, and no test examples are the same in both. Test "
+            "global models on examples that the server holds, such as server = 0.2 in [data], or read their reports "
+            f"side by side, or see both with `fedloom watch {one.folder} {other.folder}`."
         )
     if not {*one.metrics.values()} & {*other.metrics.values()}:
         yield f"They have no metric in common: {_listed(one.metrics)} and {_listed(other.metrics)}."
@@ -227,9 +241,29 @@ def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
             yield f"Their numbers are about different rounds or clients: evaluate.{key} is {ways[0]} and {ways[1]}."
 
 
-def _data(run: RunData, seed: int) -> str | None:
-    """The fingerprint of a seed's data. Where all seeds share their data, only the first seed has it."""
-    known = run.data_fingerprints
+def _finished_seeds(run: RunData) -> list[int]:
+    return list(dict.fromkeys(seed for (_, seed), cell in run.cells.items() if cell["status"] == "done"))
+
+
+def _common_seeds(one: RunData, other: RunData) -> list[int]:
+    return sorted({*_finished_seeds(one)} & {*_finished_seeds(other)})
+
+
+def _have_other_clients(one: RunData, other: RunData) -> bool:
+    """Whether clients hold other examples in one run than in the other, or divide them otherwise into splits."""
+    data = one.data_fingerprints, other.data_fingerprints
+    return any(_of_seed(data[0], seed) != _of_seed(data[1], seed) for seed in _common_seeds(one, other))
+
+
+def _share_test(one: RunData, other: RunData) -> bool:
+    """Whether both test global models, and on the same examples."""
+    tests = one.test_fingerprints, other.test_fingerprints
+    pairs = [(_of_seed(tests[0], seed), _of_seed(tests[1], seed)) for seed in _common_seeds(one, other)]
+    return one.has_server_test and other.has_server_test and all(a is not None and a == b for a, b in pairs)
+
+
+def _of_seed(known: Mapping[str, str], seed: int) -> str | None:
+    """The fingerprint of a seed. Where all seeds share their data, only the first seed has it."""
     return known.get(str(seed), next(iter(known.values()), None))
 
 
@@ -292,6 +326,8 @@ def _settings(train: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, A
 
 def cautions(run: ComparedRuns) -> Iterator[str]:
     """What a reader should know before trusting a ranking of the algorithms of several runs."""
+    if run.other_clients:
+        yield say("caution", "other_clients")
     rounds: dict[int, list[str]] = {}
     for label, (source, there) in run.sources.items():
         rounds.setdefault(_most_rounds(source, {there}), []).append(label)
@@ -306,17 +342,24 @@ def cautions(run: ComparedRuns) -> Iterator[str]:
     for source, labels in _compared(run):
         said |= dict.fromkeys(about_algorithms(source, {*source.labels} - labels))
     yield from said
-    yield from about_weights(run, run.sources)
+    if not run.other_clients:
+        yield from about_weights(run, run.sources)
+        return
+    for source, _ in _compared(run):  # each has clients of its own sizes
+        yield from about_weights(source, {name: one for name, one in run.sources.items() if one[0] is source})
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    """A sentence that begins with an algorithm's label in its run, with its label in the comparison instead.
+    """A sentence that begins with algorithms' labels in their run, with their labels in the comparison instead.
 
-    >>> _renamed("fedavg may diverge.", {"fedavg": "fedavg (one)"})
-    'fedavg (one) may diverge.'
+    >>> _renamed("fedavg, local may diverge.", {"fedavg": "fedavg (one)", "local": "local (one)"})
+    'fedavg (one), local (one) may diverge.'
     """
-    label = max((label for label in names if text.startswith(f"{label} ")), key=len, default="")
-    return names.get(label, "") + text.removeprefix(label)
+    label = max((label for label in names if text.startswith((f"{label} ", f"{label}, "))), key=len, default="")
+    rest = text.removeprefix(label)
+    if label and rest.startswith(", "):
+        rest = ", " + _renamed(rest.removeprefix(", "), names)
+    return names.get(label, "") + rest
 
 
 def _compared(run: ComparedRuns) -> list[tuple[RunData, set[str]]]:

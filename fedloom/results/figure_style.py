@@ -66,15 +66,12 @@ class CaptionedFigure:
     title: str
     caption: str
     figure: Figure
+    on_phones: Figure | None = None  # the same, as a report shows it on a narrow screen
 
     @cached_property
     def svg(self) -> str:
         """The figure as an `<svg>` element."""
-        out = io.StringIO()
-        with styled():
-            save(self.figure, out, format="svg", metadata={"Date": None, "Creator": None})
-        text = out.getvalue()
-        return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+        return svg(self.figure)
 
     def save(self, folder: Path) -> list[Path]:
         """Write the figure as PNG, as SVG with real text, and as PDF with its fonts; return the paths."""
@@ -84,6 +81,15 @@ class CaptionedFigure:
             save(self.figure, pdf, metadata={"CreationDate": None})
         svg.write_text('<?xml version="1.0" encoding="utf-8"?>\n' + self.svg, encoding="utf-8")
         return [png, svg, pdf]
+
+
+def svg(figure: Figure) -> str:
+    """A figure as an `<svg>` element."""
+    out = io.StringIO()
+    with styled():
+        save(figure, out, format="svg", metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -97,9 +103,10 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 def lay_out(drawn: CaptionedFigure) -> CaptionedFigure:
     """Arrange the figure's parts once. Otherwise every format arranges them again, which takes longer than drawing."""
-    if drawn.figure.get_layout_engine() is not None:
-        drawn.figure.draw_without_rendering()
-        drawn.figure.set_layout_engine("none")
+    for figure in (drawn.figure, drawn.on_phones):
+        if figure is not None and figure.get_layout_engine() is not None:
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
     return drawn
 
 

@@ -19,12 +19,12 @@ from fedloom.errors import InputError
 from fedloom.results import audit_findings, headline, learning_curves, round_figure
 from fedloom.results import figure_style as style
 from fedloom.results.client_tables import average
-from fedloom.results.comparisons import Comparison, finished, main_comparison, universal_comparison
-from fedloom.results.figure_style import BEFORE_TRAINING, FAINT, INK, MOST_PANELS, CaptionedFigure
+from fedloom.results.comparisons import finished, main_comparison
+from fedloom.results.figure_style import BEFORE_TRAINING, INK, MOST_PANELS, CaptionedFigure
+from fedloom.results.glance_figure import at_a_glance
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Curve, Floats, Ints, Stats
 from fedloom.results.sentences import say
-from fedloom.results.statistics import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,44 +90,6 @@ def write(drawn: Sequence[CaptionedFigure], folder: Path) -> list[Path]:
     """Write figures as PNG, SVG and PDF files, and return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     return [path for each in drawn for path in each.save(folder)]
-
-
-def at_a_glance(run: RunData) -> CaptionedFigure | None:
-    """The result at a glance: every seed, the mean and its interval."""
-    main = main_comparison(run)
-    if main is None:
-        return None
-    shown = [one for one in (main, universal_comparison(run, main.metric.name)) if one is not None]
-    labels = [label for label in run.labels if any(label in one.values for one in shown)]
-    row = 0.24 if len(labels) <= 20 else 0.17
-    figure = style.new_figure(0.7 + 0.09 * max(map(len, labels)) + 2.9 * len(shown), 0.95 + row * len(labels))
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for axes, one in zip(panels, shown, strict=True):
-        for place, label in enumerate(labels):
-            _draw_seeds(axes, place, one, label, _colours(run)[label])
-        title = "\n".join(textwrap.wrap(shorten(one.title, 144), 48))
-        style.finish_axes(axes, title, one.metric.percent, most_ticks=0, values="x")
-        axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(labels)), labels)
-    seeds = "Dots: seeds. Bars: 95 % t interval over seeds. " if len(run.seeds) > 1 else "One seed. "
-    better = "higher" if main.metric.higher_is_better else "lower"
-    caption = f"{seeds}Strokes: mean. Axes do not start at zero; {better} is better."
-    return CaptionedFigure("headline", "At a glance", caption, figure)
-
-
-def _draw_seeds(axes: Axes, place: int, comparison: Comparison, label: str, colour: str) -> None:
-    values = list(comparison.values.get(label, {}).values())
-    if not values:
-        middle = {"ha": "center", "va": "center", "transform": axes.get_yaxis_transform()}
-        axes.text(0.5, place, "no global model", color=FAINT, size=7, **middle)  # type: ignore[arg-type]
-        return
-    over_seeds = spread(values)
-    if over_seeds.count > 1:
-        ends = over_seeds.interval(share=comparison.metric.share)
-        axes.plot(ends, [place, place], color=colour, linewidth=5, alpha=0.25, solid_capstyle="butt")
-    axes.scatter(values, [place] * len(values), s=9, color=colour, alpha=0.75, zorder=3, linewidths=0)
-    axes.plot([over_seeds.mean], [place], marker="|", markersize=11, markeredgewidth=1.8, color=colour, zorder=4)
 
 
 def comparison(run: RunData, metric: str) -> CaptionedFigure | None:

@@ -20,6 +20,7 @@ from fedloom.results import badly_served, figures, tables
 from fedloom.results.comparisons import PHASES, Comparison, best_first, main_comparison, universal_comparison
 from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
+from fedloom.results.figure_style import svg as svg_of
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
@@ -191,12 +192,15 @@ def _with_interval(label: str, found: Spread, metric: MetricInfo, count: bool) -
     return f"{label} ({show(found.mean, kind)}{interval if found.count > 1 else ''}{seeds})"
 
 
-def _inline_svg(figure: CaptionedFigure) -> Markup:
+def _inline_svg(figure: CaptionedFigure, on_phones: bool = False) -> Markup:
     """A figure as an `<svg>` element whose ids start with the figure's name: several figures share the page."""
-    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{figure.name}-", figure.svg)
+    drawn, name, svg = figure.figure, figure.name, figure.svg
+    if on_phones and figure.on_phones is not None:
+        drawn, name, svg = figure.on_phones, f"{figure.name}-on-phones", svg_of(figure.on_phones)
+    svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg)
     # markers take the colour of each use: the page's dark scheme does not reach into the shape that they share
     svg = re.sub(r'(<path id="[^"]*" d="[^"]*") style="[^"]*"', r"\1", svg)
-    width = float(figure.figure.get_size_inches()[0]) * 1.36 * 72
+    width = float(drawn.get_size_inches()[0]) * 1.36 * 72
     opening = (
         r'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="\1" '
         f'width="{width:.0f}" role="img" aria-label="{escape(figure.title)}">'

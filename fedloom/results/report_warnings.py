@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
@@ -25,15 +25,15 @@ from fedloom.results.badly_served import in_words
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Floats
-from fedloom.results.sentences import say
+from fedloom.results.sentences import first_three, say
 from fedloom.results.statistics import spread
-from fedloom.results.table import show, two_digits
+from fedloom.results.table import two_digits
+from fedloom.results.weak_models import easy_own_tests, left_behind, misses_most, no_better_than_guessing
 
 FEW_SEEDS = 6
 ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a network did not answer
 FAR_ABOVE_GUESSING = 10
 MANY_CLASSES = 1000  # the assumed number of classes where it is not known, as on a network
-EASIER = 0.15  # by this much, guessing is easier on clients' own tests than on everybody's
 SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
 
@@ -41,8 +41,8 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     """All cautions about a run, or those about some of its algorithms, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, partial(in_words, whole=run)),
-        *(_same_weights, _overfitting, _no_better_than_guessing, _easy_own_tests, _left_behind, _imitations),
-        *(_chosen_on_test, about_seeds, _small_tests, _misses_most, _undefined, _incomparable, _withheld),
+        *(_same_weights, _overfitting, no_better_than_guessing, easy_own_tests, left_behind, _imitations),
+        *(_chosen_on_test, about_seeds, _small_tests, misses_most, _undefined, _incomparable, _withheld),
         *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
     about = run if labels is None else run.of_algorithms(labels)
@@ -88,7 +88,7 @@ def _left_out(run: RunData) -> Iterator[str]:
         for why, words in reasons.items():
             rounds = Counter(name for name, _ in run.marked_clients(label, seed, why))
             if rounds:
-                names = _first_three([f"{client} ({_rounds(count)})" for client, count in rounds.most_common()])
+                names = first_three([f"{client} ({_rounds(count)})" for client, count in rounds.most_common()])
                 yield say("caution", "left_out", label=label, seed=seed, why=words, clients=names)
 
 
@@ -98,7 +98,7 @@ def _arrivals(run: RunData) -> Iterator[str]:
         for why in ("joined", "replaced"):
             clients = [f"{name} (round {round})" for name, round in run.marked_clients(label, seed, why)]
             if clients:
-                yield say("caution", why, label=label, seed=seed, clients=_first_three(clients))
+                yield say("caution", why, label=label, seed=seed, clients=first_three(clients))
 
 
 def _abandoned(run: RunData) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _absent(run: RunData) -> Iterator[str]:
             least = min(missing, key=lambda round: took_part[round])
             fewest = f"{took_part[least]} of {took_part[least] + missing[least]}"
             names = Counter(name for name, _ in marks)
-            clients = _first_three([f"{name} ({_rounds(count)})" for name, count in names.most_common()])
+            clients = first_three([f"{name} ({_rounds(count)})" for name, count in names.most_common()])
             values = {"short": len(missing), "rounds": _rounds(len(took_part)), "fewest": fewest, "clients": clients}
             yield say("caution", "absent", label=label, seed=seed, **values)
         if marks and 0 < (measured := len(run.client_values(label, seed, "final", "loss"))) < len(run.clients):
@@ -134,14 +134,21 @@ def _diverged(run: RunData) -> Iterator[str]:
     of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
     guess = math.log(max(classes, 2)) if of_classes else math.inf
     when = "" if run.has_server_test else " after local training"
+    far, risen = dict[str, float](), dict[str, float]()
     for label in run.labels:
         curves = {seed: values for seed, (_, values) in headline.curves(run, label, "loss").items()}
         ratios = [_rise(run, label, seed, values) for seed, values in curves.items()]
         worst = max((float(values[-1]) for values in curves.values()), default=0.0)
         if worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
-            yield say("caution", "diverged_far", label=label, when=when, loss=worst, guess=guess)
+            far[label] = worst
         elif ratios and max(ratios) > 2:
-            yield say("caution", "diverged", label=label, when=when, ratio=max(ratios))
+            risen[label] = max(ratios)
+    if far:
+        losses = ", ".join(f"{loss:.3g}" for loss in far.values())
+        yield say("caution", "diverged_far", labels=", ".join(far), when=when, losses=losses, guess=guess)
+    if risen:
+        ratio_list = ", ".join(f"{ratio:.1f}" for ratio in risen.values())
+        yield say("caution", "diverged", labels=", ".join(risen), when=when, ratios=ratio_list)
 
 
 def _rise(run: RunData, label: str, seed: int, curve: Floats) -> float:
@@ -178,14 +185,16 @@ def _same_weights(run: RunData) -> Iterator[str]:
 def _overfitting(run: RunData) -> Iterator[str]:
     """Local training that helps on the training split but not on the test split."""
     metric = run.metric(run.main_metric)
-    scale, unit = (100, "points") if metric.percent else (1, metric.name)
+    scale, unit = (100, " points") if metric.percent else (1, "")
+    gains = []
     for label in run.labels:
         if run.is_pooled(label):  # it does not train at clients
             continue
         train, test = (_gain(run, label, split) for split in ("train", "test"))
         if train is not None and test is not None and train > 0.005 and test <= 0:
-            gains = {"train": two_digits(train * scale), "test": two_digits(test * scale)}
-            yield say("caution", "overfitting", label=label, metric=metric.name, unit=unit, **gains)
+            gains.append(f"{label} (by {two_digits(train * scale)}{unit}, and by {two_digits(test * scale)})")
+    if gains:
+        yield say("caution", "overfitting", metric=metric.name, gains=", ".join(gains))
 
 
 def _gain(run: RunData, label: str, split: str) -> float | None:
@@ -201,65 +210,12 @@ def _gain(run: RunData, label: str, split: str) -> float | None:
     return sign * float(np.mean(gains)) if gains else None
 
 
-def _left_behind(run: RunData) -> Iterator[str]:
-    """Clients that fare far worse than the others at the end."""
-    metric = run.metric(run.main_metric)
-    sign = 1 if metric.higher_is_better else -1
-    labels: dict[str, list[str]] = {}
-    for label in run.labels:
-        means = run.last_means(label, run.end_phase, metric.name)
-        if len(means) < 4:
-            continue
-        values = list(means.values())
-        far = max(2 * np.std(values), 0.05 if metric.percent else 0.0)
-        mean = float(np.mean(values))
-        gaps = {client: sign * (mean - value) for client, value in means.items()}
-        behind = [client for client, gap in gaps.items() if gap > far > 0 and gap > _by_chance(run, client, mean)]
-        if behind:
-            behind.sort(key=lambda client: sign * means[client])
-            names = _first_three([_with_evidence(run, label, client, means[client]) for client in behind])
-            labels.setdefault(names, []).append(label)
-    side = "below" if metric.higher_is_better else "above"
-    seed = "" if run.same_clients else f" in seed {run.seeds[0]}"
-    model = {"final": "final model", "post_fit": "models after local training"}[run.end_phase]
-    for clients, found in labels.items():
-        words = {"labels": ", ".join(found), "model": model, "seed": seed, "side": side, "clients": clients}
-        yield say("caution", "left_behind", **words)
-
-
-def _by_chance(run: RunData, client: int, mean: float) -> float:
-    """Three standard deviations of an accuracy on a client's test examples: a few errors more are no finding."""
-    if not run.metric(run.main_metric).share:
-        return 0.0
-    return 3 * math.sqrt(max(mean * (1 - mean), 0.0) / max(int(run.clients[client]["test"]), 1))
-
-
-def _misses_most(run: RunData) -> Iterator[str]:
-    """Models that find fewer than half of the cases of a rare class, because they predict it from 0.5 on."""
-    for name in (name for name in ("sensitivity", "recall") if name in run.metrics):
-        found = {label: [*run.last_means(label, run.end_phase, name).values()] for label in run.labels}
-        low = {label: float(np.mean(values)) for label, values in found.items() if values and np.mean(values) < 0.5}
-        if low:
-            shown = ", ".join(f"{label} ({show(mean, 'percent')})" for label, mean in low.items())
-            yield say("caution", "misses_most", metric=name, labels=shown)
-            return
-
-
-def _with_evidence(run: RunData, label: str, client: int, mean: float) -> str:
-    """A client with its number, and how many test examples and seeds that rests on."""
-    seeds = run.client_values_by_seed(label, run.end_phase, run.main_metric, run.seeds_of_clients).values()
-    measured = sum(client in values.last_round().clients for values in seeds)
-    shown = show(mean, run.metric(run.main_metric).number_format)
-    over = f", measured in {measured} of {len(run.seeds)} seeds" if len(run.seeds_of_clients) > 1 else ""
-    return f"{run.client_name(client)} ({shown}; {run.clients[client]['test']:,} test examples{over})"
-
-
 def _imitations(run: RunData) -> Iterator[str]:
     """Clients whose names readers could take for another's."""
     marked = [name for name, row in zip(run.client_names, run.clients, strict=True) if name != str(row["name"])]
     if marked:
         yield (
-            f"{_first_three(marked)}: names that look like another's, or that hide characters. Here they have the "
+            f"{first_three(marked)}: names that look like another's, or that hide characters. Here they have the "
             "client's number, and unusual characters are written as their numbers. Find out whether a site imitates "
             "another."
         )
@@ -285,7 +241,9 @@ def about_seeds(run: RunData) -> Iterator[str]:
         for label, values in next((one.values for one in comparisons(run, metric)), {}).items():
             if spread(list(values.values())).std == 0:
                 alike.setdefault(label, []).append(metric)
-    yield from (say("caution", "no_spread", label=label, metrics=", ".join(some)) for label, some in alike.items())
+    for metrics_alike in dict.fromkeys(map(tuple, alike.values())):
+        labels = ", ".join(label for label, some in alike.items() if tuple(some) == metrics_alike)
+        yield say("caution", "no_spread", labels=labels, metrics=", ".join(metrics_alike))
     yield from _fixed(run)
 
 
@@ -337,43 +295,6 @@ def _small_tests(run: RunData) -> Iterator[str]:
         yield say("caution", "small_tests", small=small, all=len(sizes), needed=SMALL_TEST, **words)
 
 
-def _no_better_than_guessing(run: RunData) -> Iterator[str]:
-    """Algorithms that are not clearly more often right than one that always predicts the most common label."""
-    held, found = run.facts.get("labels"), comparisons(run, "accuracy")
-    if run.is_network and not held and found and found[0].key in PHASES:
-        yield say("caution", "base_rate_unknown")
-    if held and found:
-        counts = np.array(held["counts"]).sum(axis=0)
-        share = float(counts.max() / counts.sum())
-        at_server = (run.facts.get("server") or {}).get("test") if found[0].key == "server_test" else None
-        tested = at_server or sum(client["test"] for client in run.clients)
-        bound = share + 2 * float(np.sqrt(share * (1 - share) / max(tested, 1)))  # chance alone hardly gives more
-        labels: dict[str, list[str]] = {"No": [], "Hardly": []}
-        for label, seeds in found[0].values.items():
-            mean = float(np.mean(list(seeds.values())))
-            if mean <= bound:
-                labels["No" if mean <= share else "Hardly"].append(f"{label} ({show(mean, 'percent')})")
-        guess = {"label": held["classes"][int(counts.argmax())], "share": show(share, "percent")}
-        for how, some in labels.items():
-            if some:
-                yield say("caution", "guessing", how=how, labels=", ".join(some), way=found[0].way, guess=guess)
-
-
-def _easy_own_tests(run: RunData) -> Iterator[str]:
-    """Clients whose own tests have mostly one label: a model that knows little else looks good there."""
-    held, main = run.facts.get("labels"), main_comparison(run)
-    if not held or main is None or main.metric.name != "accuracy" or main.key == "server_test":
-        return
-    counts = np.array(held.get("tested", held["counts"]), dtype=np.float64)  # earlier versions have only the latter
-    counts = counts[counts.any(axis=1)]
-    if not len(counts):
-        return
-    own = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
-    together = float(counts.sum(axis=0).max() / counts.sum())
-    if own > together + EASIER and not run.evaluation.get("universal"):
-        yield say("caution", "easy_own_tests", own=show(own, "percent"), together=show(together, "percent"))
-
-
 def _undefined(run: RunData) -> Iterator[str]:
     """Metrics that some clients do not have, such as the AUROC of a client with one class."""
     lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}  # why, and which clients → metrics
@@ -382,7 +303,7 @@ def _undefined(run: RunData) -> Iterator[str]:
         if without and any(run.last_means(label, "post_fit", name) for label in run.labels):
             lacking.setdefault((_why_undefined(name), tuple(sorted(without))), []).append(name)
     for (why, some), names in lacking.items():
-        clients = _first_three([run.client_name(client) for client in some])
+        clients = first_three([run.client_name(client) for client in some])
         values = {"count": len(some), "all": len(run.clients), "clients": clients}
         metrics_are = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
         yield say("caution", "undefined", metrics_are=metrics_are, why=why, **values)
@@ -421,7 +342,7 @@ def _why_undefined(name: str) -> str:
 def _withheld(run: RunData) -> Iterator[str]:
     """Metrics that policies of sites withhold, and those that cannot be computed over all clients' examples."""
     for name, clients in run.withheld.items():
-        names = _first_three([run.client_name(client) for client in clients])
+        names = first_three([run.client_name(client) for client in clients])
         allow = json.dumps(["loss", *run.wanted_metrics])
         yield say("caution", "withheld", metric=name, clients=names, allow=allow)
     scored = run.facts.get("sending scores") or ()
@@ -449,12 +370,22 @@ def about_weights(run: RunData, sources: Mapping[str, tuple[RunData, str]]) -> I
 
 
 def about_algorithms(run: RunData, others: Collection[str]) -> Iterator[str]:
-    """What each algorithm says about the task, but for some, without what is about several of them together."""
+    """What algorithms say about the task, but for some, without what is about several of them together.
+
+    What several of them say in the same words is one sentence.
+    """
     left_out = [f"{label}: " for label in others]
     if unequal_weights.FACT in run.facts:  # so the sentence can be made again for these algorithms
         left_out.append(unequal_weights.BEGINNING)
     said = run.facts.get("cautions about algorithms") or ()
-    yield from (text for text in said if not text.startswith(tuple(left_out)))
+    merged: dict[str, list[str]] = {}  # what is said → the labels of the algorithms that say it
+    for text in (text for text in said if not text.startswith(tuple(left_out))):
+        label, _, rest = text.partition(": ")
+        if label in run.labels:
+            merged.setdefault(rest, []).append(label)
+        else:
+            merged.setdefault(text, [])
+    yield from (f"{', '.join(labels)}: {text}" if labels else text for text, labels in merged.items())
 
 
 def _weak_privacy(run: RunData) -> Iterator[str]:
@@ -476,7 +407,3 @@ def _network(run: RunData) -> Iterator[str]:
 
 def _rounds(count: int) -> str:
     return f"{count} round" if count == 1 else f"{count} rounds"
-
-
-def _first_three(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -155,8 +155,16 @@ class RunData:
     @property
     def data_fingerprints(self) -> dict[str, str]:
         """Seed → SHA-256 of the data it used: all equal, unless every seed draws its own data."""
-        beginning = "data of seed "
-        return {key.removeprefix(beginning): str(self.facts[key]) for key in self.facts if key.startswith(beginning)}
+        return self._of_seeds("data of seed ")
+
+    @property
+    def test_fingerprints(self) -> dict[str, str]:
+        """Seed → SHA-256 of the global model's test examples, if they are the same whoever holds the others."""
+        return self._of_seeds("test of seed ")
+
+    def _of_seeds(self, beginning: str) -> dict[str, str]:
+        known = {key: value for key, value in self.facts.items() if key.startswith(beginning) and value is not None}
+        return {key.removeprefix(beginning): str(value) for key, value in known.items()}
 
     @property
     def done(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,15 @@ def say(table: str, name: str, **values: Any) -> str:
     '3 seeds: intervals rest on few numbers, and assume that differences between seeds are about normal.'
     """
     return sentences()[table][name].format(**values)
+
+
+def first_three(names: Sequence[str]) -> str:
+    """Return the first names of a list, and how many more there are.
+
+    >>> first_three(["a", "b", "c", "d"])
+    'a, b, c and 1 more'
+    """
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def page(name: str, *, escape: bool = True, **filters: Any) -> jinja2.Template:

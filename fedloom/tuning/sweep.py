@@ -23,18 +23,19 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import has_own_models
-from fedloom.files import json_text, write_atomically
+from fedloom.files import write_atomically
 from fedloom.metrics import short_name
 from fedloom.results import figure_style as style
 from fedloom.results.figure_style import CaptionedFigure
+from fedloom.results.report_warnings import FEW_SEEDS
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.statistics import Spread, spread
-from fedloom.results.table import Table, Value
+from fedloom.results.table import Table, Value, show
 from fedloom.results.table import write as write_tables
-from fedloom.tuning import sweep_figure
+from fedloom.tuning import sweep_figure, sweep_folder
 from fedloom.tuning.search_space import Choices, Setting, name, settings, short
 
 MODELS = {  # the model and the data that settings are ranked by, as keys of a cell's numbers and in words
@@ -104,8 +105,9 @@ class SweepResult:
     def at_edge(self, best: Trial) -> Iterator[str]:
         """Say for which numbers the best setting has the smallest or largest that was tried: others may be better."""
         for key, value in best.setting.items():
-            tried = {trial.setting[key] for trial in self.trials if trial.label == best.label and key in trial.setting}
-            if isinstance(value, bool) or not all(isinstance(one, (int, float)) for one in tried) or len(tried) < 2:
+            tried = [trial.setting[key] for trial in self.trials if trial.label == best.label and key in trial.setting]
+            numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in tried)
+            if not numbers or len({*tried}) < 2:
                 continue
             for word, edge, beyond in (("smallest", min(tried), "smaller"), ("largest", max(tried), "larger")):
                 if value == edge:
@@ -138,8 +140,7 @@ class SweepResult:
             del columns[-1]
         rows = tuple(tuple(value(trial) for _, _, value in columns) for trial in self.trials)
         note = say("note", "sweep", tried=len(self.trials), metric=self.metric.name, measured=self.measured)
-        if not any(trial.spread.count > 1 for trial in self.trials):
-            note += " One seed: neighbours in this ranking may differ by chance alone."
+        note = " ".join([note, *self.cautions()])
         ranks = [rank for trial in self.trials if (rank := self.rank(trial)) is not None]
         if len(set(ranks)) < len(ranks):
             note += " Settings with the same mean tie: they share a rank."
@@ -147,6 +148,13 @@ class SweepResult:
             note += f" Not run, because these settings do not change it: {', '.join(self.unchanged)}."
         names, kinds, _ = zip(*columns, strict=True)
         return Table("sweep", f"Sweep over {', '.join(keys)}", names, rows, kinds, note)
+
+    def cautions(self) -> Iterator[str]:
+        """What few seeds leave open."""
+        seeds = min((trial.spread.count for trial in self.trials if trial.values), default=FEW_SEEDS)
+        if seeds < FEW_SEEDS:
+            yield say("caution", "one_seed" if seeds == 1 else "few_seeds", seeds=seeds)
+            yield say("caution", "near_in_a_sweep")
 
     def figure(self) -> CaptionedFigure | None:
         """Draw every algorithm with the settings that it was tried with; None if nothing was varied."""
@@ -156,8 +164,17 @@ class SweepResult:
         """Write the table as CSV, Markdown and LaTeX, the figure as PNG, SVG and PDF, and everything as JSON."""
         figure = self.figure()
         files = [*write_tables([self.table()], self.folder), *(figure.save(self.folder) if figure is not None else ())]
-        write_atomically(self.folder / "sweep.json", json_text(self.json(), indent=1).encode())
+        sweep_folder.finish(self.folder, self.json(), self.in_short())
         return files
+
+    def in_short(self) -> str:
+        """The best setting with its number; empty if nothing was measured."""
+        best = self.best()
+        if best is None:
+            return ""
+        label = f"{best.label}, " if len({trial.label for trial in self.trials}) > 1 else ""
+        mean = show(best.spread.mean, self.metric.number_format)
+        return f"{label}{name(best.setting)}: {mean} validation {self.metric.name}"
 
     def json(self) -> dict[str, Any]:
         """Return what `--json` prints."""
@@ -166,7 +183,8 @@ class SweepResult:
             error = {"error": trial.error} if trial.error else {}
             known = {"setting": trial.setting, "algorithm": trial.label, "rank": self.rank(trial)}
             tried.append({**known, "values": trial.values, **error})
-        return {"folder": str(self.folder), "metric": self.metric.name, "measured": self.measured, "tried": tried}
+        ranked = {"metric": self.metric.name, "measured": self.measured, "cautions": [*self.cautions()]}
+        return {"folder": str(self.folder), **ranked, "tried": tried}
 
 
 def sweep(
@@ -230,25 +248,26 @@ def sweep(
         return True
 
     early, decision = max(1, first.rounds // 3), folder / "pruned.json"
-    if prune and early < first.rounds:
-        if fresh or not decision.is_file():
-            if not train(early, fresh):
-                return None
-            content = {"after": early, "pruned": _behind(first, trials)}
-            write_atomically(decision, json.dumps(content, indent=1).encode())
-            fresh = False
-        record = json.loads(decision.read_text())
-        for trial in trials:
-            if trial.place in record["pruned"]:
-                after = f"{record['after']} round" + ("s" if record["after"] > 1 else "")
-                trial.pruned, trial.error = True, f"behind after {after}: not run to the end"
-                trial.result = Result.read(folder / "settings" / trial.place)
-    if not train(None, fresh):
-        return None
-    unchanged = tuple(label for label in first.algorithm if label not in labels)
-    ranked = replace(_ranked(folder, first, trials), unchanged=unchanged)
-    ranked.write()
-    return ranked
+    with sweep_folder.running(folder, list(found[0])):
+        if prune and early < first.rounds:
+            if fresh or not decision.is_file():
+                if not train(early, fresh):
+                    return None
+                content = {"after": early, "pruned": _behind(first, trials)}
+                write_atomically(decision, json.dumps(content, indent=1).encode())
+                fresh = False
+            record = json.loads(decision.read_text())
+            for trial in trials:
+                if trial.place in record["pruned"]:
+                    after = f"{record['after']} round" + ("s" if record["after"] > 1 else "")
+                    trial.pruned, trial.error = True, f"behind after {after}: not run to the end"
+                    trial.result = Result.read(folder / "settings" / trial.place)
+        if not train(None, fresh):
+            return None
+        unchanged = tuple(label for label in first.algorithm if label not in labels)
+        ranked = replace(_ranked(folder, first, trials), unchanged=unchanged)
+        ranked.write()
+        return ranked
 
 
 def _changing(
@@ -323,7 +342,7 @@ def _on_validation(experiment: Experiment) -> Experiment:
 
 def _plan(experiment: Experiment, label: str, plans: dict[str, Plan]) -> Plan:
     """Plan one algorithm, so that the others have a result if it diverges; share the data of an earlier plan."""
-    only = experiment.replace(algorithm={label: experiment.algorithm[label]}, names={label: experiment.names[label]})
+    only = experiment.choose([label])
     plan = Plan.of(only)
     key = json.dumps(only.resolved()["data"], sort_keys=True, default=str)
     return replace(plan, federation=plans.setdefault(key, plan).federation)

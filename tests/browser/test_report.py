@@ -28,7 +28,19 @@ def test_text_of_figures_can_be_read_on_a_phone(tmp_path: Path, open_page: Open)
     page = open_page(report.write(tmp_path / "run").as_uri(), 390)
     heights = page.evaluate(
         "[...document.querySelectorAll('.drawing text')].map((one) => one.getBoundingClientRect().height)"
+        ".filter((height) => height > 0)"  # what is for wide screens has none
     )
     assert len(heights) > 20
     assert min(heights) >= 8
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")  # figures scroll, the page does not
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_result_at_a_glance_fits_the_screen(tmp_path: Path, open_page: Open, width: int) -> None:
+    GrowingRun(tmp_path / "run").add(4).end().store.close()
+    page = open_page(report.write(tmp_path / "run").as_uri(), width)
+    shown = page.evaluate(
+        "[...document.querySelector('figure').querySelectorAll('.drawing')].filter((one) => one.clientWidth > 0)"
+        ".map((one) => [one.className.includes('on-phones'), one.scrollWidth <= one.clientWidth])"
+    )
+    assert shown == [[width == 390, True]]

@@ -13,6 +13,7 @@ import pytest
 
 from fedloom.experiment.run_folder import locked
 from fedloom.experiment.store import Store
+from fedloom.tuning import sweep_folder
 from tests.cli.commands import fedloom, in_this_process
 from tests.results.hospitals import hospitals
 
@@ -131,6 +132,23 @@ def test_the_list_has_status_date_and_the_best_result(
     assert listed[0]["started"] <= listed[0]["finished"]
     shown = command("show", "runs/two", monkeypatch=monkeypatch, capsys=capsys)
     assert "The run is interrupted: its process was stopped or died." in shown
+
+
+def test_the_list_has_sweeps_below_the_runs(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    sweep = runs / "tune-sweep"
+    with sweep_folder.running(sweep, ["train.lr", "algorithm.fedprox.mu"]):
+        running = command("list", monkeypatch=monkeypatch, capsys=capsys)
+    assert re.search(r"tune-sweep +running +\d{4}-\d\d-\d\d \d\d:\d\d +– +train\.lr", running)
+    sweep_folder.finish(sweep, {"tried": [{}, {}]}, "fedprox, train.lr=0.3 algorithm.fedprox.mu=0.1: 93.33 % accuracy")
+    done = command("list", monkeypatch=monkeypatch, capsys=capsys)
+    assert re.search(r"tune-sweep +done +\d{4}-\d\d-\d\d \d\d:\d\d +2 +train\.lr,? .* fedprox,", done)
+    assert all(len(line) <= 80 for line in (running + done).splitlines())
+    listed = json.loads(command("list", "--json", monkeypatch=monkeypatch, capsys=capsys))
+    assert [(one["kind"], one["name"]) for one in listed] == [("run", "one"), ("sweep", "tune-sweep"), ("run", "two")]
+    assert listed[1]["over"] == ["train.lr", "algorithm.fedprox.mu"]
 
 
 def test_a_run_that_failed_says_why(

@@ -215,6 +215,33 @@ def test_what_a_sweep_suggests_repeats_its_changes(
     assert (folder / "runs/small-sweep/best-fedavg/run.db").is_file()
 
 
+def test_a_sweep_suggests_to_measure_each_algorithm_alone_as_it_is_printed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    partitions = "data.partition={name = 'iid', clients = 3},{name = 'iid', clients = 4}"
+    quick = ("--set", "rounds=1", "--set", "cohort.count=2", "--set", "run.backend=serial")
+    in_this_process("sweep", "small.toml", "-q", "--over", partitions, *quick, monkeypatch=monkeypatch)
+    suggested = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  fedloom run ")]
+    assert len(suggested) == 2
+    for label, line in zip(("fedavg", "local"), sorted(suggested), strict=True):
+        _, *command = shlex.split(line)
+        in_this_process(*command, "-q", "--no-report", "--json", monkeypatch=monkeypatch)
+        done = json.loads(capsys.readouterr().out)
+        assert {cell["algorithm"] for cell in done["runs"]} == {label}
+
+
+def test_only_some_algorithms_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    quick = ("-q", "--json", "--no-report", "--set", "rounds=1", "--set", "run.backend=serial")
+    in_this_process("run", "small.toml", "--only", "fed*", *quick, monkeypatch=monkeypatch)
+    assert [cell["algorithm"] for cell in json.loads(capsys.readouterr().out)["runs"]] == ["fedavg"]
+    in_this_process("run", "small.toml", "--only", "fedavgg", *quick, monkeypatch=monkeypatch, code=2)
+    assert "Known: fedavg, local. Did you mean 'fedavg'?" in capsys.readouterr().err
+
+
 def test_the_demo_says_where_the_seven_ways_are_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -48,3 +49,20 @@ def test_built_federations_are_not_kept_alive() -> None:
 def test_the_signature_of_from_arrays_lists_every_option_of_federate() -> None:
     options = set(inspect.signature(federate).parameters) - {"dataset", "agreed"}  # sites agree by files
     assert options < set(inspect.signature(Federation.from_arrays).parameters)
+
+
+def test_examples_for_tests_are_known_again_whoever_holds_the_others() -> None:
+    data = numbered(40)
+    even, skewed, other = (
+        federate(data, partition={"name": name, "clients": 4}, server=0.2, seed=seed).test_fingerprint
+        for name, seed in (("iid", 0), ("shards", 0), ("iid", 1))
+    )
+    assert even == skewed != other
+    assert federate(data, clients=4).test_fingerprint is None  # every partition draws its own tests
+
+
+def test_splits_that_the_data_says_make_the_same_test_in_every_partition() -> None:
+    data = numbered(40, split=np.repeat([0, 2], 20))
+    found = [federate(data, clients=clients).test_fingerprint for clients in (2, 4)]
+    assert found[0] == found[1] is not None
+    assert found[0] != federate(replace(data, split=np.repeat([2, 0], 20)), clients=2).test_fingerprint

@@ -141,6 +141,54 @@ def test_what_is_not_comparable_is_refused_with_the_reason(
         combine([comparison, other])
 
 
+def test_runs_on_the_same_data_keep_the_numbers_of_clients(comparison: Path, other: Path) -> None:
+    both = combine([comparison, other])
+    assert not both.other_clients
+    assert not any("own tests are left out" in text for text in cautions(both))
+
+
+def with_other_clients(folder: Path, *, test: str) -> None:
+    """A run on other data of clients, whose global models have these test examples."""
+    with Store(folder) as store:
+        for seed in (1, 2):
+            store.set_fact(f"data of seed {seed}", f"clients of {folder.name}")
+            store.set_fact(f"test of seed {seed}", test)
+
+
+def test_runs_with_other_clients_are_compared_by_global_models_on_the_same_test(
+    comparison: Path, other: Path, tmp_path: Path
+) -> None:
+    even = Path(shutil.copytree(comparison, tmp_path / "even"))
+    with_other_clients(even, test="the same")
+    with_other_clients(other, test="the same")
+    both = combine([even, other])
+    (overview,) = (table for table in tables.overview(both) if table.name == "overview_accuracy")
+    assert overview.columns == ("algorithm", "global model, server's test data")
+    assert [row[0] for row in overview.rows] == ["fedavg (even)", "pooled (even)", "fedavg (other)", "pooled (other)"]
+    assert "own tests are left out" in next(cautions(both))
+    assert not len(both.client_values("fedavg (even)", 1, "final", "accuracy"))
+    assert not len(both.pooled_values("fedavg (even)", 1, "final", "accuracy")[0])
+    assert {figure.name for figure in figures.draw_comparison(both)} == {
+        "headline",
+        "comparison",
+        "global_model",
+        "bytes",
+    }
+
+
+@pytest.mark.parametrize(("measured", "test"), [(True, "another"), (False, "the same")])
+def test_runs_with_other_clients_and_no_common_test_are_refused(
+    comparison: Path, other: Path, tmp_path: Path, measured: bool, test: str
+) -> None:
+    even = Path(shutil.copytree(comparison, tmp_path / "even"))
+    with_other_clients(even, test="the same")
+    with_other_clients(other, test=test)
+    with Store(other) as store:
+        sql("DELETE FROM server_metrics" if not measured else "SELECT 1")(store)
+    with pytest.raises(InputError, match="no test examples are the same in both"):
+        combine([even, other])
+
+
 @pytest.mark.parametrize(("key", "value"), [("headline", "best"), ("clients", "cohort")])
 def test_numbers_about_other_rounds_or_clients_are_not_compared(
     comparison: Path, other: Path, key: str, value: str
@@ -231,10 +279,12 @@ def test_cautions_about_the_numbers_of_compared_algorithms_are_repeated(comparis
         sql("UPDATE server_metrics SET value = 9 WHERE metric = 'loss' AND round = 5")(store)
         sql("UPDATE server_metrics SET value = 3 WHERE metric = 'loss' AND round < 5")(store)
     run = combine([comparison, other])
-    diverged = [text for text in cautions(run) if "may diverge or overfit" in text]
-    assert [text.partition(" may ")[0] for text in diverged] == ["fedavg (other)", "pooled (other)"]
-    few = [text for text in cautions(run.choose(["fedavg"])) if "may diverge or overfit" in text]
-    assert few == diverged[:1]  # the others are not compared
+    (diverged,) = (text for text in cautions(run) if "may diverge or overfit" in text)
+    assert diverged.startswith(
+        "fedavg (other), pooled (other) may diverge or overfit: the test loss ended 3.0, 3.0 times"
+    )
+    (few,) = (text for text in cautions(run.choose(["fedavg"])) if "may diverge or overfit" in text)
+    assert few.startswith("fedavg (other) may")  # the others are not compared
 
 
 def test_few_seeds_in_common_are_cautioned(comparison: Path, other: Path) -> None:
@@ -252,8 +302,8 @@ def test_numbers_that_are_equal_in_all_seeds_have_no_interval(comparison: Path, 
     run = combine([comparison, other])
     first = next(result_in_words(run))
     assert ", the same in all 2 seeds)" in first
-    alike = [text for text in cautions(run) if "an interval would have no width" in text]
-    assert "fedavg (other) ends with the same accuracy in every seed" in " ".join(alike)
+    (alike,) = (text for text in cautions(run) if text.startswith("The same accuracy in every seed: "))
+    assert "fedavg (other), pooled (other)" in alike
     overview = next(tables.overview(run))
     assert {row[0]: row[1] for row in overview.rows}["fedavg (other)"] == "99.00 %"
     assert "Where several seeds have the same number, there is no ±." in overview.note
@@ -271,9 +321,9 @@ def test_a_metric_that_is_not_the_first_is_cautioned_too_if_it_is_the_same_in_al
 ) -> None:
     with Store(other) as store, store._transaction() as database:
         database.execute("UPDATE server_metrics SET value = 0.5 WHERE metric = 'loss'")
-    found = [text for text in cautions(combine([comparison, other])) if text.startswith("fedavg (other) ends with")]
-    assert len(found) == 1
-    assert "loss in every seed" in found[0]
+    said = cautions(combine([comparison, other]))
+    (found,) = (text for text in said if text.startswith("The same ") and "fedavg (other)" in text)
+    assert "loss in every seed" in found
 
 
 def test_other_names_of_classes_are_the_reason_that_is_told(comparison: Path, other: Path) -> None:

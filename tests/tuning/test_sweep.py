@@ -215,6 +215,15 @@ def test_settings_with_the_same_mean_share_a_rank() -> None:
     assert "share a rank" not in apart.table().note
 
 
+@pytest.mark.parametrize(("seeds", "said"), [(1, "One seed: "), (2, "2 seeds: "), (5, "5 seeds: "), (6, "")])
+def test_a_ranking_over_few_seeds_has_a_caution(seeds: int, said: str) -> None:
+    tried = tuple(Trial({"x": x}, "a", {seed: x / seed for seed in range(1, seeds + 1)}) for x in (2, 1))
+    found = SweepResult(Path(), MetricInfo("accuracy", True, True), "validation", tried)
+    assert " ".join(found.cautions()).startswith(said)
+    assert bool(said) == bool([*found.cautions()]) == ("by chance alone" in found.table().note)
+    assert found.json()["cautions"] == [*found.cautions()]
+
+
 def test_a_metric_where_lower_is_better_is_ranked_so(file: Path, tmp_path: Path) -> None:
     changes = {"seeds": [1], "algorithm": {"fedavg": {}}, "task.metrics": ["perplexity"]}
     found = sweep(file, parse_over(["train.lr=0.0001,0.3"]), changes=changes, out=tmp_path / "s")
@@ -244,7 +253,7 @@ def test_settings_with_other_algorithms_are_refused(file: Path) -> None:
     [(0.1, "lr = 0.1 is the smallest"), (0.2, ""), (0.3, "lr = 0.3 is the largest that was tried: larger")],
 )
 def test_a_best_setting_at_the_edge_is_named(tmp_path: Path, best: float, said: str) -> None:
-    tried = [Trial({"lr": lr, "name": "x"}, "a", values={1: float(lr == best)}) for lr in (0.1, 0.2, 0.3)]
+    tried = [Trial({"lr": lr, "name": "x", "table": {}}, "a", values={1: float(lr == best)}) for lr in (0.1, 0.2, 0.3)]
     other = Trial({"lr": 0.9}, "b", values={1: 0.0})
     found = SweepResult(tmp_path, MetricInfo("accuracy", True, True), "", (*tried, other))
     hints = " ".join(found.at_edge(next(one for one in tried if one.values[1])))

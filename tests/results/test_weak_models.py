@@ -1,0 +1,96 @@
+"""Models that are no better than guessing, miss cases or leave clients behind are named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedloom.results.comparisons import comparisons
+from fedloom.results.report_warnings import cautions
+from fedloom.results.run_data import RunData
+from fedloom.results.run_values import MetricInfo
+from fedloom.results.weak_models import _by_chance, easy_own_tests, misses_most
+from tests.results.helpers import with_labels
+
+
+def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: RunData) -> None:
+    def said(counts: list[list[int]]) -> list[str]:
+        return [text for text in cautions(with_labels(run, counts)) if text.startswith("No better than")]
+
+    assert said([[1, 1, 1]]) == []
+    (text,) = said([[0, 50, 0], [0, 50, 0]])
+    assert text.startswith(
+        "No better than always predicting dead, which is right for 100.00 % of all examples: fedavg ("
+    )
+    assert "global model, server's test data" in text
+
+
+@pytest.mark.parametrize(("key", "held"), [("server_test", True), ("server_test", False), ("test", False)])
+def test_an_accuracy_that_chance_could_give_is_hardly_better(run: RunData, key: str, held: bool) -> None:
+    assert run.facts["server"] == {}  # this run's server holds nothing: it measures on the clients' test splits
+
+    def said(accuracy: float, tested: int) -> list[str]:
+        found = [replace(comparisons(run, "accuracy")[0], key=key, values={"fedavg": {1: accuracy, 2: accuracy}})]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedloom.results.weak_models.comparisons", lambda *_: found)
+            labelled = with_labels(run, [[40, 30, 30]])
+            server = {"test": tested} if held else {}
+            clients = ({**run.clients[0], "test": 9 if held else tested},)
+            about = replace(labelled, facts={**labelled.facts, "server": server}, clients=clients)
+            return [text.partition(",")[0] for text in cautions(about) if "better than always" in text]
+
+    assert said(0.42, tested=400) == ["Hardly better than always predicting alive"]
+    assert said(0.40, tested=400) == ["No better than always predicting alive"]
+    assert said(0.46, tested=400) == said(0.42, tested=40_000) == []
+
+
+def test_without_counts_of_labels_an_accuracy_on_a_network_is_not_left_uncommented(run: RunData) -> None:
+    known = with_labels(run, [[1, 1, 1]])
+    unknown = replace(run, facts={name: value for name, value in run.facts.items() if name != "labels"})
+
+    def said(run: RunData, network: bool) -> bool:
+        about = replace(run, facts={**run.facts, "network": network})
+        return any(text.startswith("How often the most frequent class occurs is unknown") for text in cautions(about))
+
+    at_clients = [one for one in comparisons(run, "accuracy") if one.key != "server_test"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedloom.results.weak_models.comparisons", lambda *_: at_clients)
+        assert said(unknown, network=True)
+        assert not said(known, network=True)
+        assert not said(unknown, network=False)
+    assert not said(unknown, network=True)  # the main number is about data that the server holds
+
+
+def test_a_few_errors_more_on_few_examples_are_no_client_left_behind(run: RunData) -> None:
+    few = replace(run, clients=({**run.clients[0], "test": 19},))
+    many = replace(run, clients=({**run.clients[0], "test": 1900},))
+    assert _by_chance(few, 0, 0.96) > 0.96 - 16 / 19 > _by_chance(many, 0, 0.96)
+
+
+def test_models_that_miss_most_cases_are_named_with_what_to_do(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    recall = replace(run, metrics={**run.metrics, "sensitivity": MetricInfo("sensitivity", True, True)})
+    assert not any("cases are missed" in text for text in cautions(run))
+    found = {"fedavg": {0: 0.1, 1: 0.3}, "local": {0: 0.9}, "pooled": {0: 0.6}}
+    monkeypatch.setattr(RunData, "last_means", lambda self, label, *_: found[label])
+    (said,) = misses_most(recall)
+    assert said.startswith("Most cases are missed by fedavg (20.00 %): sensitivity is about predictions from")
+
+
+def test_own_tests_of_mostly_one_label_are_no_test_of_other_labels(run: RunData) -> None:
+    def said(counts: list[list[int]], universal: bool, **tested: list[list[int]]) -> list[str]:
+        about = with_labels(run, counts)
+        about.facts["labels"].update(tested)
+        tables = {**about.description, "evaluate": {**about.evaluation, "universal": universal}}
+        private = replace(about, facts={**about.facts, "description": tables})
+        found = replace(comparisons(run, "accuracy")[0], key="test")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedloom.results.weak_models.main_comparison", lambda _: found)
+            return [*easy_own_tests(private)]
+
+    (caution,) = said([[9, 1, 0], [0, 9, 1], [1, 0, 9]], universal=False)
+    assert "most frequent label is right for 90.00 % on average, and for 33.33 % of everybody's tests" in caution
+    assert said([[9, 1, 0], [0, 9, 1], [1, 0, 9]], universal=True) == []
+    assert said([[4, 3, 3]] * 3, universal=False) == []
+    assert said([[0, 0, 0]] * 3, universal=False) == []  # without own tests
+    assert said([[9, 1], [1, 9]], universal=False, tested=[[5, 5], [5, 5]]) == []  # it is about the tests' labels
