@@ -282,7 +282,7 @@ def test_check_finds_errors_in_your_own_algorithm(folder: Path) -> None:
     mine = 'algorithm={mine={name="mine.py:Mine"}}'
     done = fedloom("check", "small.toml", "--set", mine, folder=folder, code=2)
     assert (
-        "A rehearsal with 20 examples failed. Round 1, client '0', local training, step 1 of 1: KeyError" in done.stderr
+        "A rehearsal with 20 examples failed. Round 1, client '0', local training, step 1 of 6: KeyError" in done.stderr
     )
     assert re.search(
         r"\n  mine\.py, line 6, in correct\n(.*\n)*  >    6 \|         return shared\['nothing'\]", done.stderr
