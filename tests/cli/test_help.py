@@ -85,9 +85,9 @@ def described(name: str, command: Any) -> Iterator[tuple[str, Any]]:
 def test_the_commands_are_listed_in_the_order_in_which_you_need_them() -> None:
     root: Any = typer.main.get_command(app)
     expected = (
-        "run rollback demo sweep reproduce bench init check graph algorithms models show list compare report predict"
+        "run rollback demo sweep reproduce bench init check graph keys algorithms models show list compare report"
     )
     assert list(root.commands) == [
-        *(*expected.split(), "export", "remove"),
+        *(*expected.split(), "predict", "export", "remove"),
         *("watch", "serve", "join", "status", "data", "agents", "audit", "flower"),
     ]

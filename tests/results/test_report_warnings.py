@@ -133,7 +133,7 @@ def test_a_loss_that_is_absurd_from_the_first_round_on_is_named(comparison: Path
         patch.setattr("fedloom.results.headline.curves", lambda *_: {1: (np.array([1]), np.array([2e8]))})
         patch.setattr(RunData, "has_server_test", property(lambda self: False))
         (said, *_) = report_warnings._diverged(with_description(run, task={"loss": "cross_entropy"}))
-    assert said.startswith("fedavg, pooled diverged: the test loss after local training ended at 2e+08")
+    assert said.startswith("fedavg, local, pooled diverged: the test loss after local training ended at 2e+08")
     for loss in ("mse", "file.py:own"):  # such a loss may be in any unit
         assert not any(" diverged: " in text for text in cautions(with_description(run, task={"loss": loss})))
 
