@@ -11,7 +11,7 @@ import numpy as np
 import fedloom as fl
 from fedloom.data.build import federate
 from fedloom.data.sources.mnist import Mnist
-from fedloom.experiment.experiment_file import RunTable
+from fedloom.experiment.tables import RunTable
 from fedloom.experiment.worker_groups import choose_setup
 from fedloom.training.clients import Setup
 from fedloom.training.probe import probe

@@ -16,7 +16,7 @@ LABELS = ("fedavg", "local", "pooled")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three algorithms, two seeds, four clients, five rounds, everything measured."""
     folder = tmp_path_factory.mktemp("comparison") / "small"
-    from fedloom.experiment.experiment_file import EvaluateTable
+    from fedloom.experiment.tables import EvaluateTable
 
     fl.run(
         federation([20, 15, 30, 25], seed=4),

@@ -16,7 +16,8 @@ from fedloom.audits.poisoning import poison
 from fedloom.audits.reconstruction import reconstruct
 from fedloom.compression.table import NO_COMPRESSION
 from fedloom.errors import InputError, StoreError, unknown
-from fedloom.experiment.experiment_file import Experiment, differences, identity
+from fedloom.experiment.description import differences, identity
+from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import check_same_data

@@ -1,9 +1,7 @@
-"""The experiment file: the keys of each table, their defaults (only here), and the experiment's identity."""
+"""The experiment file: from TOML to an experiment, and back to what decides its result."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -11,8 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from annotated_types import Ge, Le
-from pydantic import Field, Strict, field_validator, model_validator
+from annotated_types import Ge
+from pydantic import Strict
 
 from fedloom import files, user_code
 from fedloom.algorithm import Algorithm
@@ -23,178 +21,18 @@ from fedloom.data.sources import Source, source
 from fedloom.data.sources.base import locate
 from fedloom.data.split import Split
 from fedloom.errors import SYNONYMS, UNKNOWN, InputError, ParameterError, nearest, unknown
+from fedloom.experiment.description import short
 from fedloom.experiment.key_homes import home
-from fedloom.federation.engine import Evaluation
+from fedloom.experiment.tables import DataTable, EvaluateTable, RunTable, TaskTable
 from fedloom.federation.sampling import Sampling
 from fedloom.files import read_toml
-from fedloom.metrics import usual
 from fedloom.privacy.table import PrivacyTable
-from fedloom.record import Count, Positive, Record, Whole
+from fedloom.record import Record, Whole
 from fedloom.training.local import Training
 
-__all__ = ["Experiment", "check_label", "differences", "identity", "load", "parse", "read_toml"]
+__all__ = ["Experiment", "check_label", "load", "parse", "read_toml"]
 
 R = TypeVar("R", bound=Record)
-Seed = Whole | Literal["run"]  # a number, or the seed of each run
-
-
-class DataTable(Record):
-    """[data]: the examples and how they are divided. The source has further keys."""
-
-    source: str = "digits"
-    """Where the examples come from: a source's name, or `my_file.py:loader`."""
-    partition: dict[str, Any] | str | None = None
-    """How examples are divided among clients: a table with a `name` and its keys, or `natural` to use the data's own
-    clients.
-    """
-    normalize: Literal["none", "client", "federated"] = "none"
-    """Scale features to mean 0 and standard deviation 1, with the statistics of each client's training split, or of
-    all of them together. With `preprocessing`, the default is `federated`: by what the sites agreed on.
-    """
-    split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
-    """The shares of train, validation and test of each client: three numbers, or a table that also has `shuffle`."""
-    scale_target: bool | None = None
-    """Scale the labels of a regression to mean 0 and standard deviation 1, with the statistics of all training splits
-    together. Metrics and predictions are in the labels' own units.
-    """
-    preprocessing: Path | None = None
-    """A file of `fedloom data agree`: the categories, classes and statistics that several sites use together."""
-    server: str | int | float | dict[str, Any] = "none"
-    """What the server itself holds: nothing, the official `test` set, a share or number of the examples, or a table of
-    splits. In `fedloom serve`, 1.0 means all examples, because the clients have theirs elsewhere.
-    """
-    seed: Seed = 0
-    """The seed of partition and splits. `run` draws new ones for every seed of the experiment."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_agreed(cls, given: Any) -> Any:
-        """Scale as the agreed file says. A table with this file alone has no data: the sites bring it."""
-        if not isinstance(given, Mapping) or given.get("preprocessing") is None or len(given) == 1:
-            return given
-        if given.get("normalize") == "client":
-            raise InputError(
-                f'[data] normalize = "client" scales features by this data alone, and preprocessing = '
-                f'"{given["preprocessing"]}" has the means and deviations that all sites use. Leave normalize out.'
-            )
-        return {"normalize": "federated", **given}
-
-    @field_validator("split", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        if isinstance(value, (list, tuple)) and len(value) != 3:
-            raise InputError(f"[data] split must be three shares: train, validation, test. Got {list(value)} instead.")
-        return read(Split, "data.split", value) if isinstance(value, Mapping) else value
-
-
-class TaskTable(Record):
-    """[task]: the model, its loss and its metrics."""
-
-    model: str = "digits_mlp"
-    """A shipped model, or `my_file.py:Net`. For `source = "csv"`, the default is `mlp`."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """The arguments the model is built with. For a table, `mlp` and `logistic` have an output for each class, or for
-    each number to predict, if `classes` is not among them.
-    """
-    loss: str = "cross_entropy"
-    """A shipped loss, or `my_file.py:my_loss`."""
-    metrics: tuple[str, ...] | None = ("accuracy",)
-    """What is measured besides the loss: metrics, or your own as `my_file.py:my_metric`. The first one is what results
-    are compared by. With a loss for numbers (`mse`, `mae`), or your own loss for labels that are numbers, the default
-    is `["mae"]`.
-    """
-    init: str = "torch"
-    """The initial weights: torch's own, `glorot`, or a safetensors file."""
-    dtype: Literal["float32", "float64"] = "float32"
-    """The precision of the weights."""
-    seed: Seed = 0
-    """The seed of the initial weights. `run` draws new ones for every seed of the experiment."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _usual_metrics(cls, given: Any) -> Any:
-        return {"metrics": usual(given["loss"]), **given} if isinstance(given, Mapping) and "loss" in given else given
-
-
-class EvaluateTable(Evaluation):
-    """[evaluate]: what is measured, which numbers count, and when to stop."""
-
-    headline: str = "final"
-    """Which rounds the reported numbers are about: the `final` one, the `best` one, or the mean of the last k
-    (`last:k`).
-    """
-    target: dict[str, Positive] = Field(default_factory=dict)
-    """A metric and the value it should reach, such as `{ accuracy = 0.97 }`."""
-    stop: Literal["never", "target"] = "never"
-    """Stop a cell when it reaches the target."""
-
-    @field_validator("headline")
-    @classmethod
-    def _headline(cls, value: str) -> str:
-        if value in ("final", "best") or re.fullmatch(r"last:[1-9][0-9]*", value):
-            return value
-        raise InputError(
-            f"[evaluate] headline must be 'final', 'best' or 'last:k', such as 'last:10'. Got '{value}' instead."
-        )
-
-    @model_validator(mode="after")
-    def _stop(self) -> EvaluateTable:
-        if self.stop == "target" and not self.target:
-            raise InputError('[evaluate] stop = "target" needs a target, such as target = { accuracy = 0.97 }.')
-        if len(self.target) > 1:
-            raise InputError(f"[evaluate] target must name one metric. Got {', '.join(self.target)}.")
-        return self
-
-
-class RunTable(Record):
-    """[run]: how the experiment is computed. These keys never change what it is."""
-
-    backend: Literal["vector", "serial", "ray"] = "vector"
-    """What computes: `vector` uses worker processes, `serial` this process, and `ray` a cluster."""
-    workers: Annotated[int, Strict(), Ge(1), Le(1024)] | Literal["auto"] = "auto"
-    """The number of worker processes. On Ray, the most on each node."""
-    address: str = "local"
-    """The address of a Ray cluster: `auto` or `HOST:PORT`. `local` starts one on this machine."""
-    nodes: Count | Literal["auto"] = "auto"
-    """How many nodes of a Ray cluster to wait for before the first round."""
-    device: str = "auto"
-    """The device that computes: `cpu`, `cuda`, `mps` or `auto`."""
-    group: Count | Literal["auto"] = "auto"
-    """How many clients each worker trains side by side."""
-    replay: bool = True
-    """Record training steps and replay them, where that gives the same results."""
-    cells: Count | Literal["auto"] = "auto"
-    """How many cells (algorithm × seed) run at the same time, each with its share of the workers."""
-    checkpoint_every: Count = 1
-    """Write a checkpoint in every round that is a multiple of this."""
-    keep_checkpoints: Count = 2
-    """How many checkpoints of each cell to keep. `fedloom rollback` returns to any of them."""
-    keep_models: bool = False
-    """Keep the global model of every round in a file."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_no_removed_key(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "compile" in given:
-            raise InputError(
-                f"[run] compile was removed: it never paid. Got {given['compile']!r} for it. Delete the key: recorded "
-                "steps (replay = true, the default) were faster wherever they were measured."
-            )
-        return given
-
-    @model_validator(mode="after")
-    def _fits(self) -> RunTable:
-        if self.backend != "ray":
-            for key in ("address", "nodes"):
-                if getattr(self, key) != type(self).model_fields[key].default:
-                    raise InputError(f'[run] {key} is for backend = "ray". Got backend = "{self.backend}".')
-        elif self.address == "local" and self.nodes not in ("auto", 1):
-            raise InputError(
-                f'[run] nodes = {self.nodes} needs the address of a cluster: address = "local" is one node.'
-            )
-        elif self.device not in ("auto", "cpu"):
-            raise InputError(f'[run] backend = "ray" computes on processors. Got device = "{self.device}".')
-        return self
 
 
 class Experiment(Record):
@@ -322,63 +160,6 @@ def _values(record: Record, defaults: bool = True) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in usual or getattr(record, key) != usual[key]}
 
 
-def identity(description: Mapping[str, Any]) -> str:
-    """Return the fingerprint of an experiment's description."""
-    return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def differences(old: Any, new: Any, place: str = "") -> list[str]:
-    """List what changed between two descriptions, a line each.
-
-    >>> differences({"train": {"lr": 0.1}}, {"train": {"lr": 0.2}})
-    ['train.lr: 0.1 → 0.2']
-    >>> differences({"code": {"net.py:Net": "a1" * 32}}, {"code": {"net.py:Net": "b2" * 32}})
-    ['the file net.py has changed']
-    """
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        lines = []
-        for key in sorted({*old, *new}):
-            inner = f"{place}.{key}" if place else str(key)
-            if key not in old or key not in new:
-                value = new.get(key, old.get(key))
-                what = "" if _are_hashes(value) else f" {_short(value)}"
-                lines.append(f"{inner}: {'added' if key in new else 'removed'}{what}")
-            else:
-                lines.extend(differences(old[key], new[key], inner))
-        lines = list(dict.fromkeys(lines))  # several classes may be in one file
-        return lines if place else _causes(lines)
-    if old == new or json.dumps(old, default=str) == json.dumps(new, default=str):  # nan equals nothing, not even nan
-        return []
-    if _are_hashes(old) and _are_hashes(new):
-        table, _, name = place.partition(".")  # a Python program has one list of "code", and "values" that it uses
-        file = f"the file {name.rpartition(':')[0] or name}" if name else "your code"
-        used = "the model's args" if name == "args" else f"the code of {name}"
-        shown = {"code": file, "values": f"a value in {used}"}.get(table, place)
-        return [f"{shown} has changed"]
-    return [f"{place}: {_short(old)} → {_short(new)}"]
-
-
-def _causes(lines: list[str]) -> list[str]:
-    """Leave out what follows from other lines: code decides its values, and a model its initial weights."""
-    of_model = "a value in the code of model has changed"
-    follow = {"task.init has changed"} if of_model in lines else set()
-    if "your code has changed" in lines:
-        follow |= {line for line in lines if line.startswith("a value in the code of ")}
-    return [line for line in lines if line not in follow]
-
-
-def _are_hashes(value: Any) -> bool:
-    """Whether a value is a hash, which says nothing to people, or a list with one."""
-    if isinstance(value, list):
-        return any(map(_are_hashes, value))
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:57] + "…"
-
-
 TABLES: dict[str, type[Record]] = {
     "data": DataTable,
     "task": TaskTable,
@@ -482,7 +263,7 @@ def check_tables(values: Mapping[str, Any]) -> None:
             inside = [f"{name}.{field}" for name, table in TABLES.items() if field in table.model_fields]
             meant = ", ".join([*(one for one in _TOP if one.startswith(key)), *inside])
             raise InputError(
-                f"An experiment file has no table or key '{key}' (= {_short(value)}). "
+                f"An experiment file has no table or key '{key}' (= {short(value)}). "
                 f"Known: {', '.join(_TOP)}.{f' Did you mean {meant}?' if inside else nearest(key, _TOP)}"
             )
         if key not in _NO_TABLES:
@@ -513,20 +294,20 @@ def check_top(top: Mapping[str, Any]) -> None:
     if not isinstance(seeds, (list, tuple)) or not seeds or any(type(seed) is not int for seed in seeds):
         raise InputError(
             "seeds must be a list of whole numbers, such as [1, 2, 3], or how many there are. "
-            f"Got {_short(seeds)} instead."
+            f"Got {short(seeds)} instead."
         )
     if any(abs(seed) >= 2**62 for seed in seeds):
-        raise InputError(f"seeds must be smaller than 2^62. Got {_short(seeds)} instead.")
+        raise InputError(f"seeds must be smaller than 2^62. Got {short(seeds)} instead.")
     if len(set(seeds)) != len(seeds):
         raise InputError(f"seeds has a number twice: {list(seeds)}. Every seed is a separate run.")
     name = top.get("name", "")
     if not isinstance(name, str) or "/" in name or "\0" in name or name.startswith("."):
-        raise InputError(f"name must be a word that can be a folder's name. Got {_short(name)} instead.")
+        raise InputError(f"name must be a word that can be a folder's name. Got {short(name)} instead.")
 
 
 def _check(value: Any, kind: type, key: str, what: str) -> None:
     if not isinstance(value, kind):
-        raise InputError(f"{key} must be {what}. Got {_short(value)} instead.")
+        raise InputError(f"{key} must be {what}. Got {short(value)} instead.")
 
 
 def read(record: type[R], table: str, values: Mapping[str, Any]) -> R:
@@ -554,10 +335,12 @@ def _data(values: Mapping[str, Any]) -> tuple[DataTable, Source]:
             raise InputError(error.at("data")) from None
         known = sorted({*DataTable.model_fields, *kind.model_fields})
         raise InputError(
-            f"[data] has no key '{error.parameter}' (= {_short(own[error.parameter])}). "
+            f"[data] has no key '{error.parameter}' (= {short(own[error.parameter])}). "
             f'Known for source = "{name}": {", ".join(known)}.'
             f"{nearest(error.parameter, known)}{_home(error, 'data')}"
         ) from None
+    if isinstance(split := common.get("split"), Mapping):
+        common["split"] = read(Split, "data.split", split)
     return read(DataTable, "data", common), loader
 
 

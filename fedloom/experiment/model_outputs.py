@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedloom.data.preprocessing import Preprocessing
-from fedloom.experiment.experiment_file import TaskTable
+from fedloom.experiment.tables import TaskTable
 from fedloom.metrics import NUMBER_LOSSES
 
 FITTED = ("mlp", "logistic")  # models that take any number of features, so that their outputs may follow, too

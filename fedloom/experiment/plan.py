@@ -31,8 +31,9 @@ from fedloom.data.sources.base import locate
 from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError, ParameterError
 from fedloom.experiment import unequal_weights
-from fedloom.experiment.experiment_file import NO_DATA, DataTable, EvaluateTable, Experiment, RunTable
+from fedloom.experiment.experiment_file import NO_DATA, Experiment
 from fedloom.experiment.model_outputs import model_args
+from fedloom.experiment.tables import DataTable, EvaluateTable, RunTable
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
 from fedloom.privacy.dp import drowning

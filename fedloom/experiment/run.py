@@ -26,19 +26,13 @@ from fedloom.data.federation import Federation
 from fedloom.errors import FRESH, UNKNOWN, FedloomError, InputError, ParameterError, nearest
 from fedloom.experiment.cell import Cell
 from fedloom.experiment.control import PAUSED, Control
-from fedloom.experiment.experiment_file import (
-    EvaluateTable,
-    RunTable,
-    check_label,
-    check_top,
-    described_system,
-    identity,
-    seed_list,
-)
+from fedloom.experiment.description import identity
+from fedloom.experiment.experiment_file import check_label, check_top, described_system, seed_list
 from fedloom.experiment.plan import Plan, check_start
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import check_same_data, claimed, record_experiment, same_experiment
 from fedloom.experiment.store import Store
+from fedloom.experiment.tables import EvaluateTable, RunTable
 from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
 from fedloom.federation.checks import check_algorithm, check_rounds, introduce
 from fedloom.federation.engine import Evaluation

@@ -18,7 +18,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import FRESH, OUT, InputError, StoreError, unknown
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import FILE
-from fedloom.experiment.experiment_file import differences
+from fedloom.experiment.description import differences
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.former_keys import FORMER_KEYS

@@ -18,11 +18,11 @@ from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.experiment import unequal_weights
-from fedloom.experiment.experiment_file import RunTable
 from fedloom.experiment.plan import Plan, cautions, weights_of
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import check_same_data, preprocessing_file
 from fedloom.experiment.store import Store
+from fedloom.experiment.tables import RunTable
 from fedloom.task import Task
 from fedloom.training.clients import Setup
 from fedloom.training.generators import GENERATOR

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.errors import InputError, nearest
-from fedloom.experiment.experiment_file import differences
+from fedloom.experiment.description import differences
 from fedloom.results.comparisons import main_comparison
 from fedloom.results.report_warnings import about_algorithms, about_numbers, about_seeds, about_weights
 from fedloom.results.result import CellResult, Result

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.errors import InputError, StoreError
-from fedloom.experiment.experiment_file import identity
+from fedloom.experiment.description import identity
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import class_number, short_name

@@ -14,9 +14,10 @@ from fedloom import machine
 from fedloom.algorithm import Algorithm
 from fedloom.backends.vector import Workers
 from fedloom.clock.fleet import Fleet
-from fedloom.experiment.experiment_file import Experiment, RunTable
+from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
+from fedloom.experiment.tables import RunTable
 from fedloom.experiment.worker_groups import backend_on, choose_setup, start_workers
 from fedloom.federation.engine import Evaluation, RoundRecord, fit
 from fedloom.training.clients import Setup

@@ -1,12 +1,9 @@
-"""Estimate what an experiment costs before it runs.
-
-What a round sends is found by a rehearsal, in which one client with a few examples stands for all.
-"""
+"""Estimate what an experiment costs before it runs, and say what may go wrong."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,21 +12,16 @@ import numpy as np
 import torch
 
 from fedloom import machine, tree
-from fedloom.algorithm import Algorithm
-from fedloom.backends.protocol import Backend
-from fedloom.compression.table import NO_COMPRESSION, CompressTable
+from fedloom.compression.table import NO_COMPRESSION
 from fedloom.data.describe import describe
 from fedloom.data.federation import Federation
-from fedloom.data.split import Split, SplitName
-from fedloom.errors import Diverged, FedloomError, InputError, TrainingError
+from fedloom.data.split import SplitName
+from fedloom.errors import InputError, TrainingError
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
-from fedloom.federation.blame import initial_own, initial_state, server_half
 from fedloom.federation.checks import check_settings
-from fedloom.federation.client_state import ClientStates
-from fedloom.federation.cohort import Cohort
-from fedloom.federation.work import ClientWork, Place, Report, Work
+from fedloom.federation.work import Report
 from fedloom.privacy.dp.example_level import check_loss
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.secure.aggregation import NobodySent
@@ -38,11 +30,8 @@ from fedloom.task import Task
 from fedloom.training import evaluation, generators
 from fedloom.training.clients import Clients
 from fedloom.training.probe import Probe, probe
-from fedloom.tree import Groups, expand, row
 from fedloom.tuning import step_size
-
-EXAMPLES = 20  # enough for a validation split with more than one class, most of the time
-EPOCHS = 6.0  # of a rehearsal: enough steps to show that they are too large, on so few examples
+from fedloom.tuning.rehearsal import EXAMPLES, MessageBytes, few_examples, rehearse
 
 
 @dataclass(frozen=True)
@@ -130,7 +119,7 @@ def _sent_in_a_round(rehearsed: Mapping[str, Sequence[Report] | None]) -> dict[s
 def _too_large_steps(
     plan: Plan, rehearsed: Mapping[str, Sequence[Report] | None], federation: Federation, task: Task, facts: Probe
 ) -> Iterator[str]:
-    few = _few_examples(federation)
+    few = few_examples(federation)
     for label, reports in rehearsed.items():
         if said := step_size.caution(plan.algorithms[label], reports, few, task, facts):
             yield f"{label}: {said}"
@@ -331,104 +320,3 @@ def duration(seconds: float) -> str:
         return f"{seconds / 60:.0f} minutes"
     hours = seconds / 3600
     return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-@dataclass(frozen=True)
-class MessageBytes:
-    """Bytes in a round, of all clients together."""
-
-    up: int
-    down: int
-
-    @staticmethod
-    def of(reports: Sequence[Report]) -> MessageBytes:
-        """Add up what clients report."""
-        return MessageBytes(sum(report.bytes_up for report in reports), sum(report.bytes_down for report in reports))
-
-
-def rehearse(
-    algorithm: Algorithm,
-    federation: Federation,
-    task: Task,
-    facts: Probe,
-    cohort: int,
-    compress: CompressTable = NO_COMPRESSION,
-    epochs: float = EPOCHS,
-    **more: Any,
-) -> Sequence[Report] | None:
-    """Return what the clients of a round with a cohort of this size report, as in a run; None if only it can tell.
-
-    Raise what a run of this algorithm with this task would raise, in fedloom's checks or in your own code. `more` are
-    fields of `Cohort`.
-    """
-    backend = _OneForAll(Place(_few_examples(federation), task, facts.setup(group=1)))
-    initial = task.initial()
-    kept = {**initial_own(algorithm, task, initial), **compress.initial_own}
-    own, ids = _AllAlike(kept), tuple(range(1 if algorithm.pooled else cohort))
-    short = algorithm.replace(epochs=epochs)
-    clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress, **more)
-    try:
-        server_half(short, initial_state(algorithm, task, initial), clients)
-    except InputError:
-        raise
-    except FedloomError as error:
-        if isinstance(error.__cause__, Diverged):
-            return None  # a step made the loss infinite, which need not happen with all examples
-        raise TrainingError(f"A rehearsal with {EXAMPLES} examples failed. {error}") from error
-    if algorithm.pooled:
-        return [replace(report, bytes_up=0, bytes_down=0) for report in clients.reports]
-    return clients.reports
-
-
-def _few_examples(federation: Federation) -> Federation:
-    """Make one client with a few examples from all clients."""
-    rows = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, EXAMPLES).astype(np.int64)))
-    return replace(
-        federation,
-        x=federation.x[rows],
-        y=federation.y[rows],
-        offsets=np.array([0, len(rows)]),
-        split=Split(),
-        split_sizes=None,
-        names=None,
-        server={},
-    )
-
-
-class _AllAlike(ClientStates):
-    """Every client keeps its initial state: one copy stands for all."""
-
-    def gather(self, ids: Iterable[int], hidden: Collection[str] = ()) -> Groups:
-        count = len(list(ids))
-        return {group: expand(kept, count) for group, kept in self.initial.items()}
-
-    def put(self, ids: Iterable[int], own: Groups) -> None:
-        """Nothing is kept."""
-
-
-class _OneForAll(Backend):
-    """A backend that computes the first client and repeats its answer for the others."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-    def run(self, work: Work) -> Any:
-        assert isinstance(work, ClientWork)
-        found = work.part(0, 1).perform(self.place)
-        (first,) = found.reports
-        count = len(work.ids)
-
-        def everybody(groups: Groups) -> Groups:
-            return {group: expand(row(stacked, 0), count) for group, stacked in groups.items()}
-
-        return replace(
-            found,
-            stack=everybody(found.stack),
-            weights={group: weight.expand(count) for group, weight in found.weights.items()},
-            public={name: value.expand(count, *value.shape[1:]) for name, value in found.public.items()},
-            own=everybody(found.own),
-            reports=tuple(
-                replace(first, client=client, bytes_down=work.received(position))
-                for position, client in enumerate(work.ids)
-            ),
-        )

@@ -18,6 +18,7 @@ from typing import Any
 from fedloom.data.build import as_split
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment import experiment_file
+from fedloom.experiment.description import identity
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
@@ -305,7 +306,7 @@ def _decides(experiment: Experiment, label: str) -> str:
     """Return what decides the result of one algorithm."""
     tables = {key: value for key, value in experiment.resolved().items() if key not in ("name", "train", "run")}
     algorithm = experiment.algorithm[label].model_dump(mode="json")
-    return experiment_file.identity({**tables, "algorithm": [experiment.names[label], algorithm]})
+    return identity({**tables, "algorithm": [experiment.names[label], algorithm]})
 
 
 def _rounds_done(folder: Path) -> int:

@@ -13,6 +13,7 @@ from fedloom.audits.audit import audit
 from fedloom.audits.poisoning import Poisoning
 from fedloom.errors import InputError, StoreError, TrainingError
 from fedloom.experiment import experiment_file
+from fedloom.experiment.description import identity
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
@@ -98,7 +99,7 @@ def test_without_a_choice_audits_that_do_not_apply_are_left_out_and_earlier_ones
     monkeypatch.setattr(auditing, "_poisoning", lambda *given: {"accuracy": {}})
     monkeypatch.setattr(auditing, "_reconstruction", lambda *given: {"labels": {}})
     experiment = experiment_file.parse(SETTINGS)
-    about = {"identity": experiment_file.identity(experiment.description())}
+    about = {"identity": identity(experiment.description())}
     (tmp_path / "audit.json").write_text(json.dumps({"poisoning": 1, "another": 2, "experiment": about}))
     found = audit(experiment, tmp_path, [], Progress())
     assert list(found) == ["poisoning", "another", "experiment", "epsilon", "membership", "reconstruction"]

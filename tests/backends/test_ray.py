@@ -30,7 +30,7 @@ from fedloom.backends.ray_cluster import Cluster, Node
 from fedloom.backends.vector import Vector
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, TrainingError
-from fedloom.experiment.experiment_file import RunTable
+from fedloom.experiment.tables import RunTable
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.training.clients import Clients, Setup

@@ -11,7 +11,8 @@ from fedloom.algorithms import ALGORITHMS
 from fedloom.compression.methods import METHODS
 from fedloom.compression.table import CompressTable
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import identity, parse
+from fedloom.experiment.description import identity
+from fedloom.experiment.experiment_file import parse
 from fedloom.privacy.table import PrivacyTable, SecureTable
 
 MASK = {"name": "randomk", "mask": "round"}

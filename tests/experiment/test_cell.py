@@ -16,9 +16,9 @@ from fedloom import tree
 from fedloom.algorithms import Ditto
 from fedloom.errors import FedloomError, InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment.cell import Cell
-from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.store import Store
+from fedloom.experiment.tables import EvaluateTable
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData

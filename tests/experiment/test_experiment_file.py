@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
@@ -12,6 +11,7 @@ import tomli_w
 from fedloom.data.split import Split
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
+from fedloom.experiment.description import identity
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -95,7 +95,7 @@ def test_the_resolved_file_means_the_same_as_the_file() -> None:
     first = parse(SMALL + "[algorithm]\nslow = { name = 'fedavg', lr = 0.01, weights = 'uniform' }\nlocal = {}\n")
     again = parse(tomli_w.dumps(first.resolved()))
     assert again.resolved() == first.resolved()
-    assert experiment_file.identity(again.description()) == experiment_file.identity(first.description())
+    assert identity(again.description()) == identity(first.description())
     assert again.algorithm["slow"].train.lr == 0.01
 
 
@@ -128,7 +128,7 @@ def test_an_algorithm_takes_the_training_table_and_may_override_it() -> None:
 
 def test_identity_ignores_how_and_how_long_but_nothing_else() -> None:
     def fingerprint(text: str) -> str:
-        return experiment_file.identity(parse(text).description())
+        return identity(parse(text).description())
 
     assert fingerprint(SMALL) == fingerprint(SMALL + "[run]\nworkers = 7\n")
     assert fingerprint(SMALL) == fingerprint(SMALL.replace("rounds = 3", "rounds = 30"))
@@ -139,9 +139,9 @@ def test_identity_ignores_how_and_how_long_but_nothing_else() -> None:
 def test_identity_knows_the_users_code(tmp_path: Path) -> None:
     text = SMALL + '[task]\nmodel = "net.py:Net"\n'
     (tmp_path / "net.py").write_text("a = 1")
-    before = experiment_file.identity(parse(text, tmp_path).description())
+    before = identity(parse(text, tmp_path).description())
     (tmp_path / "net.py").write_text("a = 2")
-    assert experiment_file.identity(parse(text, tmp_path).description()) != before
+    assert identity(parse(text, tmp_path).description()) != before
 
 
 def test_set_changes_any_key(tmp_path: Path) -> None:
@@ -197,14 +197,14 @@ def test_a_folder_and_another_encoding_are_named(tmp_path: Path) -> None:
 
 
 def test_waiting_times_decide_the_result_in_virtual_time_only(tmp_path: Path) -> None:
-    def identity(text: str) -> str:
-        return experiment_file.identity(parse(text, tmp_path).description())
+    def fingerprint(text: str) -> str:
+        return identity(parse(text, tmp_path).description())
 
     short, long = ('[cohort]\ndeadline = "1m"\n', '[cohort]\ndeadline = "2m"\n')
-    assert identity(short) == identity(long) == identity("")
+    assert fingerprint(short) == fingerprint(long) == fingerprint("")
     timed = "[system]\nstep = 1.0\n"
-    assert len({identity(timed), identity(short + timed), identity(long + timed), identity("")}) == 4
-    assert identity(timed) == identity(timed + "[run]\nworkers = 2\n")
+    assert len({fingerprint(timed), fingerprint(short + timed), fingerprint(long + timed), fingerprint("")}) == 4
+    assert fingerprint(timed) == fingerprint(timed + "[run]\nworkers = 2\n")
 
 
 def test_the_content_of_a_fleets_files_is_part_of_the_identity(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_the_content_of_a_fleets_files_is_part_of_the_identity(tmp_path: Path) -
     found = set()
     for speed in (1, 2):
         (tmp_path / "fleet.csv").write_text(f"client,speed\n0,{speed}\n")
-        found.add(experiment_file.identity(parse(text, tmp_path).description()))
+        found.add(identity(parse(text, tmp_path).description()))
     assert len(found) == 2
 
 
@@ -224,50 +224,6 @@ def test_the_fleet_is_among_the_resolved_tables() -> None:
     assert parse("").resolved().keys() == resolved.keys() - {"system"}
     with pytest.raises(InputError, match=r"\[system\] latency must be at least 0"):
         parse("[system]\nlatency = -1.0\n")
-
-
-def test_the_usual_metric_depends_on_the_loss() -> None:
-    assert experiment_file.TaskTable(loss="mse").metrics == ("mae",)
-    assert experiment_file.TaskTable(loss="mse", metrics=("r2",)).metrics == ("r2",)
-    assert experiment_file.TaskTable(loss="bce").metrics == experiment_file.TaskTable().metrics == ("accuracy",)
-
-
-def test_a_mark_for_missing_values_is_no_difference() -> None:
-    one, other = ({"missing": {"-999": float("nan")}, "fill": [float("nan")], "lr": lr} for lr in (1, 1.0))
-    assert experiment_file.differences(one, other) == []
-    assert experiment_file.differences(one, {**other, "missing": {"-999": 0.0}}) == ["missing.-999: NaN → 0.0"]
-
-
-def test_a_difference_of_hashes_is_said_in_words() -> None:
-    one = {"data": "a1" * 32, "code": ["a1" * 32, "torch.nn.Linear"], "values": {"loss": "a1" * 32}}
-    other = {"data": "b2" * 32, "code": ["b2" * 32, "torch.nn.Linear"], "values": {"loss": "b2" * 32}}
-    of_value = "a value in the code of loss has changed"
-    assert experiment_file.differences(one, {**other, "code": one["code"]}) == ["data has changed", of_value]
-    assert experiment_file.differences(one, other) == ["your code has changed", "data has changed"]  # it says the rest
-
-
-def test_what_only_follows_from_a_changed_model_is_not_listed() -> None:
-    def described(code: str, model: str, init: str) -> dict[str, Any]:
-        return {"code": [code * 32], "values": {"model": model * 32}, "task": {"init": init * 32}}
-
-    before = described("a1", "a1", "a1")
-    assert experiment_file.differences(before, described("b2", "b2", "b2")) == ["your code has changed"]
-    value = ["a value in the code of model has changed"]
-    assert experiment_file.differences(before, described("a1", "b2", "b2")) == value
-    other_weights = ["your code has changed", "task.init has changed"]  # of an algorithm: the model is the same
-    assert experiment_file.differences(before, described("b2", "a1", "b2")) == other_weights
-
-
-def test_a_file_that_changed_is_named_once_however_many_classes_are_in_it() -> None:
-    """What changed may be another class, or a comment: the hash is that of the file."""
-    names = ("mine.py:Net", "mine.py:Sam", "sub/helper.py")
-    one, other = ({"code": dict.fromkeys(names, sha * 32)} for sha in ("a1", "b2"))
-    assert experiment_file.differences(one, other) == [
-        "the file mine.py has changed",
-        "the file sub/helper.py has changed",
-    ]
-    more = {"code": {**one["code"], "mine.py:New": "a1" * 32}}
-    assert experiment_file.differences(one, more) == ["code.mine.py:New: added"]
 
 
 @pytest.mark.parametrize(

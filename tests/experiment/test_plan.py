@@ -16,9 +16,10 @@ from fedloom.algorithms import FedAvg
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
-from fedloom.experiment.experiment_file import EvaluateTable, parse
+from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan, cautions, check_agreed, check_clients, check_target
 from fedloom.experiment.run import run_plan
+from fedloom.experiment.tables import EvaluateTable
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.table import ExampleTable, PrivacyTable
 from fedloom.task import Task

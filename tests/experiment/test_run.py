@@ -15,10 +15,10 @@ from fedloom import user_code
 from fedloom.audits.audit import audit
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import experiment_file
-from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.run import run_plan
+from fedloom.experiment.tables import EvaluateTable
 from fedloom.results.result import Result
 from tests.conftest import Dense
 from tests.conftest import federation as small

@@ -11,10 +11,10 @@ import pytest
 import fedloom as fl
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import checkpoint
-from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import irreplaceable, locked, remove, roll_back
 from fedloom.experiment.store import Store
+from fedloom.experiment.tables import EvaluateTable
 from fedloom.privacy.dp.ledger import LEDGER
 from fedloom.results.result import Result
 from tests.experiment.small_run import StopAfter, run

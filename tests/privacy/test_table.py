@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import identity, parse
+from fedloom.experiment.description import identity
+from fedloom.experiment.experiment_file import parse
 
 
 def test_a_file_without_the_table_keeps_its_identity() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.clock.clock import ClientTime, RoundTime, Status
-from fedloom.experiment.experiment_file import identity
+from fedloom.experiment.description import identity
 from fedloom.experiment.store import Store
 from fedloom.federation.engine import RoundRecord
 from fedloom.federation.work import Report

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedloom.errors import StoreError
-from fedloom.experiment.experiment_file import identity
+from fedloom.experiment.description import identity
 from fedloom.results import audit_findings, report
 from fedloom.results.run_data import RunData
 

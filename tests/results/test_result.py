@@ -17,11 +17,11 @@ import fedloom as fl
 from fedloom import tree
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment import experiment_file
-from fedloom.experiment.experiment_file import EvaluateTable
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import locked
 from fedloom.experiment.store import Store
+from fedloom.experiment.tables import EvaluateTable
 from fedloom.results.result import CellResult, Result, overall
 from fedloom.results.run_data import RunData
 from tests.conftest import federation as data_of

@@ -24,7 +24,7 @@ def timed(tmp_path_factory: pytest.TempPathFactory) -> RunData:
         rounds=3,
         system=fl.System(step=1.0),
         cohort=fl.Sampling(count=2, over_select=1.0),
-        evaluate=fl.experiment.experiment_file.EvaluateTable(splits=(), target={"accuracy": 0.01}),
+        evaluate=fl.experiment.tables.EvaluateTable(splits=(), target={"accuracy": 0.01}),
         out=folder,
         backend="serial",
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.experiment.experiment_file import RunTable, load
+from fedloom.experiment.experiment_file import load
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Silent
+from fedloom.experiment.tables import RunTable
 from fedloom.training.clients import Setup
 from fedloom.training.probe import probe
 from fedloom.tuning.bench import bench, choices

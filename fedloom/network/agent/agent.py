@@ -15,7 +15,7 @@ from typing import Any
 
 from fedloom import faults, machine
 from fedloom.errors import FedloomError, InputError, StoreError, Unwanted
-from fedloom.experiment.experiment_file import identity
+from fedloom.experiment.description import identity
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.audit_log import AuditLog
 from fedloom.network.agent.connection import Connection

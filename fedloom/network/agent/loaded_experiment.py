@@ -19,8 +19,9 @@ from fedloom.data.federation import Federation
 from fedloom.data.plausibility import suspicions
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import DataTable, Experiment, TaskTable, check_tables, parse, read, usual_model
+from fedloom.experiment.experiment_file import Experiment, check_tables, parse, read, usual_model
 from fedloom.experiment.plan import Plan
+from fedloom.experiment.tables import DataTable, TaskTable
 from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message, without_sizes

@@ -13,7 +13,8 @@ from pydantic import Field, field_validator
 from fedloom.algorithms import ALGORITHMS
 from fedloom.data.sources.base import expanded
 from fedloom.errors import InputError, nearest
-from fedloom.experiment.experiment_file import Experiment, TaskTable, read, read_toml
+from fedloom.experiment.experiment_file import Experiment, read, read_toml
+from fedloom.experiment.tables import TaskTable
 from fedloom.metrics import LOSSES, short_name
 from fedloom.models import MODELS
 from fedloom.network.protocol.code_fingerprint import code_files

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedloom.errors import InputError
-from fedloom.experiment.experiment_file import TaskTable
+from fedloom.experiment.tables import TaskTable
 from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, load_site, site_of, trust
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
