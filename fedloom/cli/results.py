@@ -38,9 +38,15 @@ Metric = Annotated[str | None, typer.Option(metavar="NAME", help="The metric to 
 
 @command(app)
 def show(folder: Folder, metric: Metric = None, as_json: AsJson = False) -> None:
-    """Show the results in a run's folder."""
+    """Show the results in the folder of a run or of a sweep."""
     from fedloom.results.result import Result
+    from fedloom.tuning import sweep_folder
 
+    if sweep_folder.is_sweep(folder):
+        found = folder / ("sweep.json" if as_json else "sweep.md")
+        if not found.is_file():
+            raise InputError(f"The sweep in {folder} is not finished: repeat its command, and it continues.")
+        return print(visible_lines(found.read_text(encoding="utf-8").rstrip()))
     result = Result.read(folder)
     write = print_summary(result, as_json, metric)
     if result.status == "failed":
@@ -312,16 +318,23 @@ def remove(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR")],
     yes: Annotated[bool, typer.Option("-y", "--yes")] = False,
 ) -> None:
-    """Delete runs: their results, checkpoints and reports.
+    """Delete runs and sweeps: their results, checkpoints and reports.
 
-    folders: The folders of the runs.
+    folders: The folders of runs and sweeps.
     yes: Do not ask.
     """
     from fedloom import files
     from fedloom.experiment import run_folder
     from fedloom.results.run_data import RunData
+    from fedloom.tuning import sweep_folder
 
-    runs = [RunData.read(folder) for folder in folders]  # refuses what is not a run, before anything is deleted
+    # refuses what is neither, before anything is deleted
+    status = {
+        folder: sweep_folder.read(folder).status
+        if sweep_folder.is_sweep(folder)
+        else RunData.read(folder).result.status
+        for folder in folders
+    }
     for folder in folders:
         if folder.is_symlink():
             raise InputError(f"{folder} is a link. Remove {folder.resolve()}, and then the link.")
@@ -331,15 +344,17 @@ def remove(
             raise InputError(f"A process is running in {folder}. Stop it first.")
     if not yes and not sys.stdin.isatty():
         raise InputError("Nobody can be asked here whether to delete: say so with --yes.")
-    for run in runs:
-        what = f"{run.folder} ({run.result.status}, {_megabytes(run.folder)})"
-        lost = "".join(f", with its {name}" for name, there in run_folder.irreplaceable(run.folder).items() if there)
+    for folder, state in status.items():
+        what = f"{folder} ({state}, {_megabytes(folder)})"
+        lost = "".join(f", with its {name}" for name, there in run_folder.irreplaceable(folder).items() if there)
         if yes or typer.confirm(f"Delete {what}{lost}?"):
-            kept = run_folder.remove(run.folder)
+            of_sweep = sweep_folder.is_sweep(folder)
+            kept = sweep_folder.remove(folder) if of_sweep else run_folder.remove(folder)
             print(f"Deleted {what}.")
             if kept:
                 names = ", ".join(path.name for path in kept[:5]) + (" …" if len(kept) > 5 else "")
-                say(f"Kept what fedloom did not write: {names} in {run.folder}.")
+                other = "what is no part of the sweep" if of_sweep else "what fedloom did not write"
+                say(f"Kept {other}: {names} in {folder}.")
 
 
 def _megabytes(folder: Path) -> str:

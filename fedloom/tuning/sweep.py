@@ -130,8 +130,8 @@ class SweepResult:
             *((key, "text", lambda one, key=key: one.value(key)) for key in keys),
             ("mean", shown, lambda one: one.spread.mean if one.values else None),
             ("std over seeds", deviation, lambda one: one.spread.std),
-            ("95 % low", shown, lambda one: float(style.clip_share(one.spread.low, self.metric.percent))),
-            ("95 % high", shown, lambda one: float(style.clip_share(one.spread.high, self.metric.percent))),
+            ("95 % low", shown, lambda one: self._end(one.spread, one.spread.low)),
+            ("95 % high", shown, lambda one: self._end(one.spread, one.spread.high)),
             ("seeds", "whole", lambda one: one.spread.count),
             ("remark", "text", lambda one: one.error),
         ]
@@ -149,6 +149,10 @@ class SweepResult:
             note += f" Not run, because these settings do not change it: {', '.join(self.unchanged)}."
         names, kinds, _ = zip(*columns, strict=True)
         return Table("sweep", f"Sweep over {', '.join(keys)}", names, rows, kinds, note)
+
+    def _end(self, over_seeds: Spread, end: float) -> float | None:
+        """An end of the interval; none if all seeds agree, which says nothing about chance."""
+        return float(style.clip_share(end, self.metric.percent)) if over_seeds.std else None
 
     def cautions(self) -> Iterator[str]:
         """What few seeds leave open."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,6 +56,24 @@ def read(folder: Path) -> ListedSweep:
     found = {"settings": len(tried), "best": known.get("best") or ""} if finished else {"settings": 0, "best": ""}
     started = known.get("started")
     return ListedSweep(folder.resolve().name, str(folder), status, [*over], started=started, finished=finished, **found)
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep, finished or not."""
+    return (folder / FILE).is_file()
+
+
+def remove(folder: Path) -> list[Path]:
+    """Delete a sweep: its tables, its figure and all settings that it tried; return what was kept."""
+    with locked(folder, f"A sweep is running in {folder}. Stop it first."):
+        shutil.rmtree(folder / "settings", ignore_errors=True)
+        for path in folder.glob("sweep.*"):
+            path.unlink()
+    (folder / ".lock").unlink(missing_ok=True)  # now, because some systems do not delete a file that is open
+    kept = sorted(folder.iterdir())
+    if not kept:
+        folder.rmdir()
+    return kept
 
 
 def _content(folder: Path) -> dict[str, Any]:

@@ -151,6 +151,22 @@ def test_the_list_has_sweeps_below_the_runs(
     assert listed[1]["over"] == ["train.lr", "algorithm.fedprox.mu"]
 
 
+def test_a_sweep_is_shown_and_removed_as_a_run_is(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = runs / "tune-sweep"
+    with sweep_folder.running(sweep, ["train.lr"]):
+        told = command("show", "runs/tune-sweep", monkeypatch=monkeypatch, capsys=capsys, code=2)
+        assert "is not finished" in told
+    (sweep / "sweep.md").write_text("| rank | train.lr |\n| 1 | 0.3 |\n")
+    (sweep / "settings" / "train.lr=0.3").mkdir(parents=True)
+    (sweep / "best-fedavg").mkdir()
+    assert "| 1 | 0.3 |" in command("show", "runs/tune-sweep", monkeypatch=monkeypatch, capsys=capsys)
+    told = command("remove", "runs/tune-sweep", "-y", monkeypatch=monkeypatch, capsys=capsys)
+    assert "Deleted runs/tune-sweep (interrupted" in told
+    assert [path.name for path in sweep.iterdir()] == ["best-fedavg"]  # a run, which has results of its own
+
+
 def test_a_run_that_failed_says_why(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

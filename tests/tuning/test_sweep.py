@@ -215,6 +215,15 @@ def test_settings_with_the_same_mean_share_a_rank() -> None:
     assert "share a rank" not in apart.table().note
 
 
+def test_seeds_that_agree_have_no_interval_without_a_width() -> None:
+    tried = (Trial({"x": 1}, "a", {1: 0.5, 2: 0.5}), Trial({"x": 2}, "a", {1: 0.4, 2: 0.5}))
+    table = SweepResult(Path(), MetricInfo("accuracy", True, True), "validation", tried).table()
+    agree, differ = (dict(zip(table.columns, row, strict=True)) for row in table.rows)
+    assert (agree["95 % low"], agree["95 % high"]) == (None, None)
+    assert differ["95 % low"] == 0.0
+    assert differ["95 % high"] == 1.0
+
+
 @pytest.mark.parametrize(("seeds", "said"), [(1, "One seed: "), (2, "2 seeds: "), (5, "5 seeds: "), (6, "")])
 def test_a_ranking_over_few_seeds_has_a_caution(seeds: int, said: str) -> None:
     tried = tuple(Trial({"x": x}, "a", {seed: x / seed for seed in range(1, seeds + 1)}) for x in (2, 1))
