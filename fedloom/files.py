@@ -172,14 +172,41 @@ def toml_value(text: str) -> Any:
 def toml_text(value: Any) -> str:
     """Return a value of a TOML file as the text that `toml_value` reads, in one line.
 
-    >>> toml_text({"name": "dirichlet", "alphas": [0.3, 1e9], "even": True})
-    '{"name" = "dirichlet", "alphas" = [0.3, 1000000000.0], "even" = true}'
+    >>> toml_text({"name": "dirichlet", "alphas": [0.3, 1e9], "my label": True})
+    '{ name = "dirichlet", alphas = [0.3, 1000000000.0], "my label" = true }'
     """
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{toml_text(key)} = {toml_text(one)}" for key, one in value.items()) + "}"
+        return "{ " + ", ".join(_assignments(value)) + " }" if value else "{}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(toml_text, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool)) else str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")  # which JSON allows, and TOML does not
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def toml_file(tables: Mapping[str, Any]) -> str:
+    """Return a TOML file with a line for each key: tables inside of tables are in one line, as people write them.
+
+    >>> print(toml_file({"rounds": 3, "data": {"partition": {"name": "iid"}}}))
+    rounds = 3
+    <BLANKLINE>
+    [data]
+    partition = { name = "iid" }
+    """
+    top = {key: value for key, value in tables.items() if not isinstance(value, Mapping)}
+    lines = [*_assignments(top)]
+    for name, table in tables.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{_toml_key(name)}]", *_assignments(table)]
+    return "\n".join(lines)
+
+
+def _assignments(table: Mapping[str, Any]) -> Iterator[str]:
+    return (f"{_toml_key(key)} = {toml_text(value)}" for key, value in table.items())
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else toml_text(name)
 
 
 def sha256(file: Path | BinaryIO | GzipFile) -> str:

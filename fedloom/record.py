@@ -177,7 +177,9 @@ def _problem(detail: ErrorDetails) -> tuple[str, str]:
         hint = nearest(given, _choices(context["expected"])) if isinstance(given, str) else ""
         return f"must be {context['expected']}", f" Got {given!r} instead.{hint}"
     if kind in _KINDS:
-        return f"must be {_KINDS[kind]}", f" Got {given!r} instead."
+        # a table without keys has its defaults: what people mean who switch something on
+        empty = f" Write {detail['loc'][-1]} = {{}}." if given is True and _KINDS[kind] == "a table" else ""
+        return f"must be {_KINDS[kind]}", f" Got {given!r} instead.{empty}"
     return f"is not valid: {detail['msg']}", f" Got {given!r} instead."
 
 

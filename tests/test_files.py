@@ -8,8 +8,11 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedloom import files
 from fedloom.errors import InputError, StoreError
@@ -142,3 +145,15 @@ def test_a_table_that_is_in_the_file_twice_is_noticed(tmp_path: Path) -> None:
 )
 def test_a_value_is_read_as_it_was_written(value: object) -> None:
     assert files.toml_value(files.toml_text(value)) == value
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(st.characters(codec="utf-8")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(max_size=5), VALUES, max_size=5))
+def test_a_toml_file_with_inline_tables_is_read_as_it_was(tables: dict[str, Any]) -> None:
+    assert files.tomllib.loads(files.toml_file(tables)) == tables

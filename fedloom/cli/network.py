@@ -178,7 +178,7 @@ def _status_lines(found: dict[str, Any], named: bool) -> Iterator[str]:
     else:
         states = ", ".join(f"{count} {state}" for state, count in agents.items() if count)
         yield f"agents: {states or 'none'}; {clients} awaited{left}"
-    yield f"answers accepted: {found['accepted']}, rejected: {found['rejected']}"
+    yield f"answers since the coordinator started: {found['accepted']} accepted, {found['rejected']} rejected"
     for one in agents if named else ():
         why = f" ({one['why']})" if one["why"] else ""
         seen = f"seen {one['seconds_since_seen']:.0f} s ago"

@@ -62,11 +62,10 @@ def check(
 
     verbose: Show every key with its value, and the whole traceback of an error.
     """
-    import tomli_w
-
     from fedloom.algorithms import LocalOnly, Pooled
     from fedloom.experiment.experiment_file import NO_DATA
     from fedloom.experiment.plan import Plan, check_agreed, check_served
+    from fedloom.files import toml_file
     from fedloom.privacy.protection import check_plan
     from fedloom.privacy.words import doubts, has, lacks, outside, unmeasured
     from fedloom.tuning.estimate import estimate
@@ -118,7 +117,7 @@ def check(
         *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]]),
         "# Every key:" if verbose else "# The keys that are not at their defaults (-v shows all):",
         "",
-        tomli_w.dumps(shown),
+        toml_file(shown),
     ]
     content = {"experiment": values, "estimate": costs, "note": note, "cautions": cautions, "privacy": privacy}
     print_result(as_json, content, lines)
@@ -155,7 +154,7 @@ def keys(word: Annotated[str | None, typer.Argument(metavar="WORD")] = None, as_
     """
     from fedloom.experiment import file_keys
 
-    shown = console(100, highlight=False, markup=False)
+    shown = console(100)
     if word is None:
         said = {title: file_keys.Place(title, model).summary for title, model in file_keys.tables().items()}
         if as_json:
@@ -214,7 +213,7 @@ def models(as_json: AsJson = False) -> None:
     made.add_column()  # in a terminal, only the descriptions break
     for model in found:
         made.add_row(*_model_row(model))
-    console(160, highlight=False, markup=False).print(made)
+    console(160).print(made)
 
 
 def _two_columns(rows: Mapping[str, str]) -> Table:

@@ -94,7 +94,7 @@ def list_runs(folder: Annotated[Path, typer.Argument(metavar="DIR")] = Path("run
         print_json(found)
     for made in (runs, sweeps):
         if made.rows and not as_json:
-            console(100, highlight=False, markup=False).print(made)
+            console(100).print(made)
     if not found and not as_json:
         print(f"No runs in {folder}.")
 

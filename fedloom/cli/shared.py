@@ -243,11 +243,15 @@ def showing(quiet: bool) -> Iterator[Any]:
             progress.close()
 
 
-def console(width: int, **settings: Any) -> Console:
-    """Return a console for stdout: as wide as the terminal or COLUMNS says, or `width` columns elsewhere."""
+def console(width: int) -> Console:
+    """Return a console for stdout: as wide as the terminal or COLUMNS says, or `width` columns elsewhere.
+
+    Square brackets are text: names of tables, such as [data], and of people's classes and clients have them.
+    """
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else width, **settings)
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else width
+    return Console(width=wide, highlight=False, markup=False)
 
 
 def print_result(as_json: bool, content: Any, lines: Iterable[str]) -> None:
@@ -282,7 +286,7 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
         made.add_row(*row)
     if len(table.rows) > most:
         made.add_row("…")
-    out = console(120, highlight=False, markup=False)
+    out = console(120)
     widths = [max(map(len, cells)) for cells in zip(itertools.compress(table.columns, filled), *rows, strict=True)]
     if sum(widths) + 3 * len(widths) + 1 > out.width:
         made.padding = 0  # the blanks beside a border make way before words do
@@ -292,17 +296,20 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
 
 def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: bool = False) -> Callable[[str], None]:
     """Print a run's numbers; return how to print what follows them."""
-    from fedloom.results.report_warnings import about_numbers
+    from fedloom.results.report_warnings import on_screen
     from fedloom.results.run_data import RunData
     from fedloom.results.summary import table
 
     run = RunData.read(result.folder)
-    made, cautions = table(result, metric), about_numbers(run)
+    made, cautions = table(result, metric), on_screen(run)
     if as_json or quiet:  # otherwise they were shown when the run began
         cautions += run.facts.get("cautions about the data") or []
     if as_json:
         return print_json({**result.json(), "cautions": cautions}, quiet=quiet)
-    console(100).print(made)
+    shown, caption, made.caption = console(100), made.caption, None
+    shown.print(made)
+    if caption:
+        shown.print(caption)  # as wide as the screen, not as a table of two columns
     for caution in cautions:
         say(f"Caution: {caution}")
     return print

@@ -177,6 +177,7 @@ class Quantity(Partition):
         return _cut(keys.permutation(keys.key(key, "order"), len(labels)), sizes)
 
 
+IN_WORDS = "iid is even; affinity, dirichlet and shards skew labels; unbalanced and quantity skew sizes."
 PARTITIONS = {kind.__name__.lower(): kind for kind in Partition.__subclasses__()}
 
 
@@ -191,12 +192,12 @@ def partition(spec: Mapping[str, Any] | Partition) -> Partition:
     if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
         raise InputError(
             'A partition must be a table with a name, such as { name = "iid", clients = 10 }. '
-            f"Got {spec!r} instead. Known names: {', '.join(PARTITIONS)}, natural."
+            f"Got {spec!r} instead. Known names: {', '.join(PARTITIONS)}, natural. {IN_WORDS}"
         )
     fields = dict(spec)
     name = fields.pop("name")
     if name not in PARTITIONS:
-        raise unknown("partition", name, [*PARTITIONS, "natural"])
+        raise InputError(f"{unknown('partition', name, [*PARTITIONS, 'natural'])} {IN_WORDS}")
     return PARTITIONS[name](**fields)
 
 

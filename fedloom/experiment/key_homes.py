@@ -7,8 +7,11 @@ from collections.abc import Collection, Mapping
 from fedloom.algorithms import ALGORITHMS
 from fedloom.data.sources import SOURCES
 from fedloom.errors import SYNONYMS
+from fedloom.privacy.table import DpTable, ExampleTable, SecureTable
 from fedloom.record import Record
 
+# tables inside of [privacy]
+PRIVACY: dict[str, type[Record]] = {"dp": DpTable, "example_dp": ExampleTable, "secure_aggregation": SecureTable}
 FEW = 4  # the most names that are worth a list
 
 
@@ -27,8 +30,12 @@ def home(key: str, table: str, top: Collection[str], tables: Mapping[str, type[R
         return " [algorithm] is a table of its own, with a key for each algorithm."
     above = [one for one in (key, f"{key}s") if one in top]  # seed = 3 may mean seeds
     said = f" `{above[0]}` belongs at the top of the file, before the first [table]." if above else ""
+    inside = [name for name, record in PRIVACY.items() if key in record.model_fields]
+    if table == "privacy" and inside:
+        return f" Write {' or '.join(f'{name} = {{ {key} = … }}' for name in inside)}."
     for name in (key, SYNONYMS.get(key, key)):
-        found = [f"[{one}]" for one, record in tables.items() if one != table and name in record.model_fields]
+        found = [f"{one} in [privacy]" for one in inside if name == key]
+        found += [f"[{one}]" for one, record in tables.items() if one != table and name in record.model_fields]
         found += _owners(name, SOURCES, "[data] with source =", "[data], for some sources")
         found += _owners(name, ALGORITHMS, "the algorithms", "some algorithms")
         if found:

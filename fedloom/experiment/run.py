@@ -125,10 +125,10 @@ def run(
 
 def _caution_about_numbers(folder: Path, progress: Progress) -> None:
     """Say what the terminal says below its table of results."""
-    from fedloom.results.report_warnings import about_numbers
+    from fedloom.results.report_warnings import on_screen
     from fedloom.results.run_data import RunData
 
-    for caution in about_numbers(RunData.read(folder)):
+    for caution in on_screen(RunData.read(folder)):
         progress.caution(caution)
 
 

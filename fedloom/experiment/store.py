@@ -351,6 +351,8 @@ class Store:
 
 def no_run(folder: Path) -> str:
     """Return why there is no run to read in a folder."""
+    if folder.suffix == ".toml" and folder.is_file():
+        return f"{folder} is an experiment file. Give the folder of its run, such as runs/{folder.stem}."
     return f"{folder} is not a run folder: there is no {'run.db in it' if folder.exists() else 'such folder'}."
 
 

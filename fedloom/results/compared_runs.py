@@ -229,8 +229,8 @@ def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
         if all(classes) and classes[0] != classes[1]:  # such as 1, 2 in a file, and 0, 1 in a program
             known = f" (their classes are called {_listed(classes[0])} and {_listed(classes[1])})"
         yield (
-            f"Their examples, partitions or splits differ{known}, and no test examples are the same in both. Test "
-            "global models on examples that the server holds, such as server = 0.2 in [data], or read their reports "
+            f"Their examples, partitions or splits differ{known}, and their global models are not tested on the same "
+            "examples. Test them on examples that the server holds, such as server = 0.2 in [data], read their reports "
             f"side by side, or see both with `fedloom watch {one.folder} {other.folder}`."
         )
     if not {*one.metrics.values()} & {*other.metrics.values()}:

@@ -40,8 +40,8 @@ SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps 
 def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     """All cautions about a run, or those about some of its algorithms, as sentences, the most serious first."""
     checks = (
-        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, partial(in_words, whole=run)),
-        *(_same_weights, _overfitting, no_better_than_guessing, easy_own_tests, left_behind, _imitations),
+        *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, no_better_than_guessing),
+        *(partial(in_words, whole=run), _same_weights, _overfitting, easy_own_tests, left_behind, _imitations),
         *(_chosen_on_test, about_seeds, _small_tests, misses_most, _undefined, _incomparable, _withheld),
         *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
@@ -50,10 +50,15 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
 
 
 def about_numbers(run: RunData, labels: Collection[str] | None = None) -> list[str]:
-    """The cautions without which final numbers, or those of some algorithms, mislead: for terminals, below tables."""
+    """The cautions without which final numbers, or those of some algorithms, mislead. They begin with the labels."""
     checks = (_left_out, _diverged, partial(in_words, whole=run), _same_weights, _incomparable)
     about = run if labels is None else run.of_algorithms(labels)
     return [caution for check in checks for caution in check(about)]
+
+
+def on_screen(run: RunData) -> list[str]:
+    """The cautions below a run's table in a terminal."""
+    return [*no_better_than_guessing(run), *about_numbers(run), *easy_own_tests(run), *misses_most(run)]
 
 
 def _unfinished(run: RunData) -> Iterator[str]:

@@ -9,9 +9,11 @@ import numpy as np
 
 from fedloom.results.comparisons import PHASES, comparisons, main_comparison
 from fedloom.results.run_data import RunData
+from fedloom.results.run_values import Floats
 from fedloom.results.sentences import first_three, say
 from fedloom.results.table import show
 
+DRAWS = 20  # of all clients' labels, to see what chance does
 EASIER = 0.15  # by this much, guessing is easier on clients' own tests than on everybody's
 
 
@@ -48,8 +50,15 @@ def easy_own_tests(run: RunData) -> Iterator[str]:
         return
     own = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
     together = float(counts.sum(axis=0).max() / counts.sum())
-    if own > together + EASIER and not run.evaluation.get("universal"):
+    if own > max(together, _by_drawing(counts)) + EASIER and not run.evaluation.get("universal"):
         yield say("caution", "easy_own_tests", own=show(own, "percent"), together=show(together, "percent"))
+
+
+def _by_drawing(counts: Floats) -> float:
+    """The mean share of a client's most frequent label if its tests were drawn from everybody's: few vary by chance."""
+    generator, shares = np.random.default_rng(0), counts.sum(axis=0) / counts.sum()
+    drawn = generator.multinomial(counts.sum(axis=1).astype(np.int64), shares, size=(DRAWS, len(counts)))
+    return float((drawn.max(axis=2) / counts.sum(axis=1)).mean())
 
 
 def misses_most(run: RunData) -> Iterator[str]:

@@ -66,8 +66,8 @@ class Estimate:
         """Describe the estimate in words."""
         return [
             *(f"Caution: {text}" for text in self.cautions),
-            f"{self.clients:,} clients with {self.examples:,} examples, "
-            f"{self.smallest_client:,} to {self.largest_client:,} each",
+            f"{self.clients:,} {'client' if self.clients == 1 else 'clients'} with {self.examples:,} examples"
+            + (f", {self.smallest_client:,} to {self.largest_client:,} each" if self.clients > 1 else ""),
             f"{self.parameters:,} parameters; {self.cohort:,} {'client' if self.cohort == 1 else 'clients'} a round; "
             f"{self.cells} {'cell' if self.cells == 1 else 'cells'} (algorithm × seed)",
             f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",

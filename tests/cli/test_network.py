@@ -81,7 +81,7 @@ def test_anybody_sees_numbers_and_how_to_see_more(
     found = {**STATUS, "agents": {"ready": 2, "joining": 0, "gone": 1}}
     assert shown(found, monkeypatch=monkeypatch, capsys=capsys) == [
         "agents: 2 ready, 1 gone; 3 client(s) awaited, 12 s left",
-        "answers accepted: 5, rejected: 1",
+        "answers since the coordinator started: 5 accepted, 1 rejected",
         "Add --token-file RUN/network/operator.token (on the coordinator's machine) to see names and stages.",
     ]
     assert json.loads("".join(shown(found, "--json", monkeypatch=monkeypatch, capsys=capsys))) == found
@@ -117,7 +117,7 @@ def test_the_operator_sees_names_and_stages(
     assert shown(found, *token, monkeypatch=monkeypatch, capsys=capsys) == [
         "fedavg: round 1",
         "awaited: kerry (3 client(s), 12 s left)",
-        "answers accepted: 5, rejected: 1",
+        "answers since the coordinator started: 5 accepted, 1 rejected",
         f"kerry                    ready       2 client(s)  {'idle':<40} seen 1 s ago",
         f"clare                    gone        2 client(s)  {'idle':<40} seen 1 s ago (no)",
         "silent: not heard from for 6 s; gone: for 15 s, and rounds that have enough answers do not wait for it.",

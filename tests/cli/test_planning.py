@@ -155,7 +155,7 @@ def test_check_shows_what_sites_agreed_on_though_they_have_the_data(served: Serv
     for options in ((), ("-v",)):
         shown = served("check", *options)
         assert "Without a source in [data], only `fedloom serve` can run this" in shown
-        assert '[data]\npreprocessing = "agreed.json"\n\n' in shown
+        assert '[data]\npreprocessing = "agreed.json"\n' in shown
     assert json.loads(served("check", "--json"))["experiment"]["data"] == {"preprocessing": "agreed.json"}
 
 

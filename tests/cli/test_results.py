@@ -185,7 +185,7 @@ def test_clients_that_were_left_out_are_named_beside_the_numbers(
     in_this_process("show", "runs/one", monkeypatch=monkeypatch)
     assert "left out updates that were far too long" in capsys.readouterr().err
     in_this_process("show", "runs/one", "--json", monkeypatch=monkeypatch)
-    (caution,) = json.loads(capsys.readouterr().out)["cautions"]
+    (caution,) = (one for one in json.loads(capsys.readouterr().out)["cautions"] if "left out" in one)
     assert "left out updates that were far too long" in caution
 
 

@@ -115,6 +115,11 @@ def test_output_for_a_file_is_as_wide_as_columns_says(monkeypatch: pytest.Monkey
     assert shared.console(100).width == 80
 
 
+def test_names_in_square_brackets_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    shared.console(100).print("give it a test set: [data] with source, and [red] too")
+    assert capsys.readouterr().out == "give it a test set: [data] with source, and [red] too\n"
+
+
 def test_a_result_is_json_or_lines(capsys: pytest.CaptureFixture[str]) -> None:
     shared.print_result(True, [1], ["one"])
     assert json.loads(capsys.readouterr().out) == [1]

@@ -245,6 +245,8 @@ def test_a_dirichlet_that_cannot_be_drawn_says_what_to_change() -> None:
         ({"clients": 2}, "must be a table with a name"),
         ({"name": 3}, "must be a table with a name"),
         ("iid", "must be a table with a name"),
+        ("skewed", "affinity, dirichlet and shards skew labels"),
+        ({"name": "skewed", "clients": 2}, "affinity, dirichlet and shards skew labels"),
         ({"name": "iid"}, "'clients' parameter of Iid is needed"),
         ({"name": "iid", "clients": 0}, "'clients' parameter of Iid must be more than 0. Got 0"),
         ({"name": "iid", "clients": 2, "alpha": 1}, "Iid has no parameter 'alpha'"),

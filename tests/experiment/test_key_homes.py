@@ -21,6 +21,12 @@ TOP = "belongs at the top of the file, before the first [table]."
         ("[train]\nseed = 3", f"`seeds` {TOP} `seed` is a key of [data], [task], [system]."),
         ("[train]\nworkers = 2", "`workers` is a key of [run]."),
         ("[algorithm]\nfedavg = { workers = 2 }", "`workers` is a key of [run]."),
+        ("[privacy]\nepsilon = 1.0", "Write dp = { epsilon = … } or example_dp = { epsilon = … }."),
+        ("[privacy]\nmin_clients = 3", "Write secure_aggregation = { min_clients = … }."),
+        (
+            "[algorithm]\nfedavg = { delta = 1e-5 }",
+            "`delta` is a key of dp in [privacy], example_dp in [privacy].",
+        ),
         ("[data]\nlr = 0.1", "`lr` is a key of [train]."),
         ("[task]\nlearning_rate = 0.1", "`lr` is a key of [train]."),
         ("[train]\nlabel = 'dead'", "`label` is a key of [data] with source = csv."),

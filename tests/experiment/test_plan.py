@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.algorithms import FedAvg
+from fedloom.algorithms import FedAvg, Pooled
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
@@ -318,3 +318,12 @@ def test_a_metric_of_the_second_class_is_cautioned_about_if_it_is_the_frequent_o
         "f1, recall: the class that counts is the second by name, survived, which 75 % of examples have. f1_of_0 is "
         "about died."
     )
+
+
+def test_one_client_has_nobody_to_learn_from() -> None:
+    task = Task(Dense)
+    (said,) = cautions(plan(), task, federation((20,)))
+    assert said.startswith("There is one client, so nothing is federated")
+    assert cautions(plan(), task, federation((20, 20))) == []
+    alone = replace(plan(), algorithms={"pooled": Pooled()})
+    assert cautions(alone, task, federation((20,))) == []

@@ -466,3 +466,9 @@ def test_an_undefined_value_of_a_client_is_not_finite(tmp_path: Path) -> None:
         cell = store.cell("fedavg", 1)
         store.save(cell, record(1, clients={"post_fit": {0: {"test": ranked([0.5], [1])}}}), RANKING)
         assert store.client_values(cell, "post_fit", "test", "auroc").tolist() == [[1, 0, math.inf]]
+
+
+def test_an_experiment_file_in_place_of_a_run_is_answered_with_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").touch()
+    assert module.no_run(tmp_path / "mine.toml").endswith("Give the folder of its run, such as runs/mine.")
+    assert "there is no run.db in it" in module.no_run(tmp_path)

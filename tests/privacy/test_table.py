@@ -49,3 +49,8 @@ def test_a_protection_is_part_of_the_identity(table: dict[str, Any]) -> None:
 def test_a_wrong_key_or_value_is_named(table: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         parse({"privacy": table})
+
+
+def test_a_protection_that_is_switched_on_with_true_is_answered_with_its_table() -> None:
+    with pytest.raises(InputError, match=r"must be a table\. Got True instead\. Write secure_aggregation = \{\}\."):
+        parse({"privacy": {"secure_aggregation": True}})

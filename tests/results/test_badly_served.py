@@ -52,7 +52,7 @@ def test_a_client_where_the_model_is_worse_than_guessing_is_named_with_its_numbe
     run = RunData.read(turned)
     (said,) = in_words(run)
     assert said.startswith(
-        "fedavg serves some clients badly (final model), which the mean over clients hides: client-3"
+        "fedavg serves some clients badly (final model), whatever the mean over clients says: client-3"
     )
     assert "guessing has 0.5, its own model 0." in said
     assert f"{run.clients[3]['test']} test examples" in said

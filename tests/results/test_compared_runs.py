@@ -185,7 +185,7 @@ def test_runs_with_other_clients_and_no_common_test_are_refused(
     with_other_clients(other, test=test)
     with Store(other) as store:
         sql("DELETE FROM server_metrics" if not measured else "SELECT 1")(store)
-    with pytest.raises(InputError, match="no test examples are the same in both"):
+    with pytest.raises(InputError, match="global models are not tested on the same examples"):
         combine([even, other])
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from fedloom.results.comparisons import comparisons
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
-from fedloom.results.weak_models import _by_chance, easy_own_tests, misses_most
+from fedloom.results.weak_models import EASIER, _by_chance, easy_own_tests, misses_most
 from tests.results.helpers import with_labels
 
 
@@ -93,4 +94,7 @@ def test_own_tests_of_mostly_one_label_are_no_test_of_other_labels(run: RunData)
     assert said([[9, 1, 0], [0, 9, 1], [1, 0, 9]], universal=True) == []
     assert said([[4, 3, 3]] * 3, universal=False) == []
     assert said([[0, 0, 0]] * 3, universal=False) == []  # without own tests
+    few = np.random.default_rng(1).multinomial(8, [0.1] * 10, size=30)  # drawn evenly: few vary by chance
+    assert (few.max(axis=1) / 8).mean() > few.sum(axis=0).max() / few.sum() + EASIER
+    assert said(few.tolist(), universal=False) == []
     assert said([[9, 1], [1, 9]], universal=False, tested=[[5, 5], [5, 5]]) == []  # it is about the tests' labels

@@ -29,7 +29,7 @@ export function open(into, context) {
   /** @param {any} call @param {any} found */
   function current(call, found) {
     const cards = [
-      ["answers accepted", found.accepted], ["answers rejected", found.rejected],
+      ["answers accepted since it started", found.accepted], ["answers rejected", found.rejected],
       ["came in", bytes(found.bytes_in)], ["went out", bytes(found.bytes_out)],
       ["free on the disk", `${bytes(found.disk.free)} of ${bytes(found.disk.total)}`],
       ["in the ledger", bytes(found.disk.ledger)],
