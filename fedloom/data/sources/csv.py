@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,18 +20,18 @@ from fedloom.data.csv_text import CsvText, as_number, check_points, composed, fi
 from fedloom.data.federation import Dataset
 from fedloom.data.plausibility import identifies, rare_categories
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
-from fedloom.data.sources.archive import NOT_TEXT, WORKBOOKS, known_encoding, open_text, visible
+from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
+from fedloom.data.sources.csv_folder import TABLE, clients_of, copies, instead, not_read
+from fedloom.data.sources.csv_rows import Rows, joined
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest
-from fedloom.files import sha256
 
 SPLIT_NAMES = {  # what the cells of a split column may say
     **dict.fromkeys(("train", "training"), 0),
     **dict.fromkeys(("validation", "val", "valid", "dev"), 1),
     **dict.fromkeys(("test", "testing"), 2),
 }
-TABLE = re.compile(r"(.+)\.[ct]sv(\.gz|\.xz|\.bz2)?", re.IGNORECASE)  # not a copy such as berlin.csv.bak
 PERSON = re.compile(  # also in German; visits and cases are counts
     r"patient|person|subject|participant|proband|(^|[_ -])((p?id|mrn)$|(fall|case|visit)(?!s))|(nr\.?|nummer)$",
     re.IGNORECASE,
@@ -118,18 +117,18 @@ class Csv(Source):
         found = [file for file in sorted(path.iterdir()) if visible(file.name)]
         files = [file for file in found if TABLE.fullmatch(file.name)]
         if not files:
-            raise InputError(f"The folder {path} has no CSV files: it needs one for each client. {_instead(found)}")
+            raise InputError(f"The folder {path} has no CSV files: it needs one for each client. {instead(found)}")
         if self.client is not None:
             raise InputError(
                 f"{path} is a folder with one file for each client, so leave out client = '{self.client}'."
             )
-        names = _clients(files)
+        names = clients_of(files)
         parts = [self._read(file, file.name, f"{self.path / file.name}") for file in files]
         for name in self.drop:  # a column that only some files have can be left out
             require(name, sorted({column for part in parts for column in part.header}), f"The folder {path}", "column")
         owner = np.repeat(names, [len(part) for part in parts])
-        made = self._dataset(_joined(parts), owner)
-        return replace(made, cautions=(*made.cautions, *_equal(files), *_not_read(path, found)))
+        made = self._dataset(joined(parts), owner)
+        return replace(made, cautions=(*made.cautions, *copies(files), *not_read(path, found)))
 
     def as_agreed(self, agreed: Preprocessing) -> Csv:
         """Return a source with the categories, missing values and kind of label that several sites agreed on."""
@@ -166,7 +165,7 @@ class Csv(Source):
         rows = self._read(file, name, str(self.path), advice)
         return self._dataset(rows, None if self.client is None else np.array(rows.texts[self.client]))
 
-    def _read(self, file: Any, name: str, shown: str, advice: str = "") -> _Rows:
+    def _read(self, file: Any, name: str, shown: str, advice: str = "") -> Rows:
         given = None if self.delimiter == "," else self.delimiter
         settings = {"columns": self.columns, "skip": self.skip, "delimiter": given}
         try:
@@ -176,11 +175,11 @@ class Csv(Source):
         except (*NOT_TEXT, csv.Error) as error:
             raise not_csv(shown, error, ', or set encoding, such as encoding = "latin-1"') from None
 
-    def _rows(self, table: CsvText, advice: str) -> _Rows:
+    def _rows(self, table: CsvText, advice: str) -> Rows:
         features, marks = self._features(table), self._marks()
         needed = [*self._labels, *self._about_rows]
         texts_of = {name: list[str]() for name in (*needed, *self._categorical, *self._identifiers)}
-        found = _Rows(table.shown, features, texts_of, header=table.header)
+        found = Rows(table.shown, features, texts_of, header=table.header)
         numeric = [name for name in features if name not in self._categorical]
         # a mark that is a number, such as 0 for an unknown weight, may well be a label
         unknown = {mark for mark, value in marks.items() if math.isnan(value) and finite_number(mark) is None}
@@ -222,7 +221,7 @@ class Csv(Source):
             raise InputError(f"The file {table.shown} has no examples: add at least one line after the header.")
         return found
 
-    def _dataset(self, rows: _Rows, client: NDArray[Any] | None) -> Dataset:
+    def _dataset(self, rows: Rows, client: NDArray[Any] | None) -> Dataset:
         marks = self._marks()
         columns = tuple(self._column(name, rows, marks) for name in rows.features)
         plain = iter(np.concatenate(rows.numbers).T)
@@ -245,7 +244,7 @@ class Csv(Source):
             cautions=(*self._repeated(rows, client), *self._no_features(rows)),
         )
 
-    def _column(self, name: str, rows: _Rows, marks: dict[str, float]) -> Column:
+    def _column(self, name: str, rows: Rows, marks: dict[str, float]) -> Column:
         if name not in self._categorical:
             return Column(name=name)
         if isinstance(self.categorical, dict):
@@ -256,12 +255,12 @@ class Csv(Source):
             raise InputError(f"The column '{name}' has no categories: all its cells are missing.")
         return Column(name=name, categories=listed, embedded=name in (self.embed or ()))
 
-    def _targets(self, rows: _Rows) -> tuple[Tensor, tuple[str, ...]]:
+    def _targets(self, rows: Rows) -> tuple[Tensor, tuple[str, ...]]:
         if isinstance(self.label, str):
             return targets(rows.texts[self.label], self.task)
         return targets(np.array([rows.texts[name] for name in self.label]).T, "regression")
 
-    def _splits(self, rows: _Rows) -> NDArray[np.int64]:
+    def _splits(self, rows: Rows) -> NDArray[np.int64]:
         assert self.split_column is not None
         cells = rows.texts[self.split_column]
         for at, cell in enumerate(cells):
@@ -287,7 +286,7 @@ class Csv(Source):
         said = self.split_column is not None or self.group is not None
         return [] if said else [name for name in self.drop if PERSON.search(name)]
 
-    def _repeated(self, rows: _Rows, client: NDArray[Any] | None) -> Iterator[str]:
+    def _repeated(self, rows: Rows, client: NDArray[Any] | None) -> Iterator[str]:
         owners = [""] * len(rows) if client is None else client.tolist()
         for name in self._identifiers:
             known = [(owner, cell) for owner, cell in zip(owners, rows.texts[name], strict=True) if cell]
@@ -297,7 +296,7 @@ class Csv(Source):
                     f'of one patient, some are for training and others for the test: set group = "{name}".'
                 )
 
-    def _no_features(self, rows: _Rows) -> Iterator[str]:
+    def _no_features(self, rows: Rows) -> Iterator[str]:
         """Name columns that are features and were probably not meant to be."""
         may_group = self.split_column is None and self.group is None
         for name, values in zip(rows.numeric, np.concatenate(rows.numbers).T.astype(np.float64), strict=True):
@@ -335,58 +334,6 @@ class Csv(Source):
         return features
 
 
-def _clients(files: list[Path]) -> list[str]:
-    """Return the client of each file of a folder. Two files of one client may be an export and an older one."""
-    owner: dict[str, Path] = {}
-    for file in files:
-        # some systems write ö as o and a mark
-        name = composed(TABLE.sub(r"\1", file.name)).strip()
-        if name in owner:
-            raise InputError(
-                f"{owner[name].name} and {file.name} in the folder {file.parent} would both be the client {name}: "
-                "keep one of them there."
-            )
-        owner[name] = file
-    return [*owner]
-
-
-def _equal(files: list[Path]) -> Iterator[str]:
-    """Name files that are copies of others: a download with "(1)" in its name would be another client."""
-    first: dict[str, Path] = {}
-    for file in files:
-        other = first.setdefault(sha256(file), file)
-        if other is not file:
-            yield f"{file.name} is a copy of {other.name} and counts as another client: keep one of them in the folder."
-
-
-def _instead(found: list[Path]) -> str:
-    """Say what a folder has instead of tables, and what to do with it."""
-    if not found:
-        return "It is empty."
-    shown = f"It has {_some([file.name + '/' * file.is_dir() for file in found])}."
-    if all(file.is_dir() for file in found):
-        return f"{shown} Name one of its folders, or put their files into one: folders in it are not read."
-    for file in (file for file in found if file.is_file()):
-        with file.open("rb") as stream:
-            if workbook := WORKBOOKS.get(stream.read(4)):
-                return f"{shown} The file {file.name} is {workbook} and put that file there."
-    return f"{shown} Save each table as CSV, under a name that ends in .csv or .tsv."
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _not_read(folder: Path, found: list[Path]) -> Iterator[str]:
-    """Name what a folder has besides tables: it may be a client's file under another ending."""
-    others = [file.name for file in found if not TABLE.fullmatch(file.name)]
-    if others:
-        yield (
-            f"In the folder {folder}, only files that end in .csv or .tsv, also compressed (.gz, .xz, .bz2), are read. "
-            f"Left out: {_some(others)}."
-        )
-
-
 def _misspelt(here: Sequence[str], there: Sequence[str]) -> str:
     """Return a hint for the first name that only differs in its spelling from an agreed one, or an empty string."""
     others = [name for name in there if name not in here]
@@ -396,54 +343,3 @@ def _misspelt(here: Sequence[str], there: Sequence[str]) -> str:
 def _shown(marks: dict[str, float]) -> list[str]:
     """Return what cells mean, as text: nan equals nothing, not even itself."""
     return sorted(f"'{mark}' = {value:g}" if mark else f"{value:g} for empty cells" for mark, value in marks.items())
-
-
-@dataclass
-class _Rows:
-    """The rows of one file, or of several: numbers of the numeric columns, and the texts of the others by column."""
-
-    shown: str
-    features: list[str]
-    texts: dict[str, list[str]]
-    header: Sequence[str] = ()  # all columns of the file
-    numbers: list[NDArray[np.float32]] = field(default_factory=list)  # in blocks
-    lines: list[int] = field(default_factory=list)
-    files: list[tuple[int, str]] = field(default_factory=list)  # where the rows of each file begin, if several
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    @property
-    def numeric(self) -> list[str]:
-        """The columns of `numbers`."""
-        return [name for name in self.features if name not in self.texts]
-
-    def where(self, at: int) -> str:
-        shown = next((name for begin, name in reversed(self.files) if begin <= at), self.shown)
-        return f"Line {self.lines[at]} of {shown}"
-
-
-def _other_columns(differ: list[str], part: _Rows, first: _Rows) -> InputError:
-    """Say which columns only one of two files has."""
-    has, lacks = (part, first) if differ[0] in part.features else (first, part)
-    spelt = nearest(differ[0], [name for name in lacks.features if name in differ])
-    remedy = f"Leave it out, drop = {json.dumps(differ, ensure_ascii=False)}, or add it where it is missing."
-    return InputError(
-        f"{lacks.shown} has no column '{differ[0]}', and {has.shown} has one. All files need the same columns."
-        + (f"{spelt} Then give both the same name." if spelt else f" {remedy}")
-    )
-
-
-def _joined(parts: list[_Rows]) -> _Rows:
-    """Put the rows of several files together. Every file has the same feature columns; the order is the first one's."""
-    first, joined = parts[0], _Rows(parts[0].shown, parts[0].features, {name: [] for name in parts[0].texts})
-    for part in parts:
-        if differ := sorted({*part.features} ^ {*first.features}):
-            raise _other_columns(differ, part, first)
-        joined.files.append((len(joined), part.shown))
-        order = [part.numeric.index(name) for name in first.numeric]
-        joined.numbers += [block[:, order] for block in part.numbers]
-        joined.lines += part.lines
-        for name, texts in joined.texts.items():
-            texts += part.texts[name]
-    return joined
