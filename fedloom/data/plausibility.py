@@ -63,7 +63,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
     yield from _never_measured(federation)
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
-        yield from _never_varies(name, one)
+        yield from _never_varies(name, one, name in federation.preprocessing.optional)
         yield from _dates(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
         yield from _marks_gaps(name, one)
@@ -145,10 +145,11 @@ def _never_measured(federation: Federation) -> Iterator[str]:
             yield f"{column.name} is empty in {rows} of {shown}: the model gets {instead} there."
 
 
-def _never_varies(name: str, one: Numbers) -> Iterator[str]:
+def _never_varies(name: str, one: Numbers, optional: bool) -> Iterator[str]:
     """A column that is empty, or has one value: nothing can be learnt from it."""
     if not np.ptp(one):
-        yield f"{name} is empty or the same in all rows: nothing can be learnt from it. Leave it out with drop."
+        advice = "It is optional, so other sites may have it." if optional else "Leave it out with drop."
+        yield f"{name} is empty or the same in all rows: nothing can be learnt from it. {advice}"
 
 
 def _dates(name: str, one: Numbers) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedloom.data.csv_text import NO, YES, Marks, Where, as_number, cell_advice, numbers
 from fedloom.data.csv_text import finite_number as finite_number
 from fedloom.data.words import Vocabulary, clean, words
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, nearest, respelt
 from fedloom.record import Record
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ class Preprocessing(JsonFile):
 
     columns: tuple[Column, ...] = ()
     """The columns of a table that are features, in order; none if examples are not rows of a table."""
+    optional: tuple[str, ...] = ()
+    """Columns that a table may lack: they count as empty there."""
     marks: dict[str, float] = Field(default_factory=dict)
     """Cells that stand for a number, or for a missing value (nan)."""
     missing: bool = False
@@ -191,9 +193,10 @@ class Preprocessing(JsonFile):
 
     def encode(self, table: Mapping[str, Sequence[str]], where: Where, comma_is_decimal: bool = False) -> Tensor:
         """Return the features of a table's rows, before normalisation. Missing values are nan."""
-        self.check_columns(table)
         if self.words is not None:
+            self.check_columns(table)
             return self._tokens(table["text"])
+        table = self.completed(table)
         parts, gaps = [], [mark for mark, value in self.marks.items() if math.isnan(value)]
         advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
         if gaps:
@@ -219,21 +222,34 @@ class Preprocessing(JsonFile):
             found = torch.where(numeric & (x == number), value, found)
         return found
 
-    def check_columns(self, names: Collection[str]) -> None:
-        """Refuse a table without the columns that the model takes."""
+    def completed(self, table: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+        """Return a table with empty cells in the optional columns that it lacks."""
+        lacking = self.check_columns(table)
+        rows = len(next(iter(table.values()), ()))
+        return {**table, **{name: [""] * rows for name in lacking}} if lacking else table
+
+    def check_columns(self, names: Collection[str]) -> list[str]:
+        """Refuse a table without the columns that the model takes; return the optional ones that it lacks."""
         if self.words is not None:
             if "text" not in names:
                 raise InputError("This model continues texts: the table needs a column 'text'.")
-            return
+            return []
         if not self.columns:
             raise InputError(
                 f"This model takes examples of shape {list(self.shape)}, not rows of a table with named columns: "
                 "use predict(array) in Python."
             )
-        missing = [column.name for column in self.columns if column.name not in names]
+        lacking = [column.name for column in self.columns if column.name not in names]
+        missing = [name for name in lacking if name not in self.optional or respelt(name, names)]
         if missing:
             what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
             raise InputError(f"The table lacks the {what}.{nearest(missing[0], names)}")
+        return lacking
+
+    def lacked(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield a sentence for each column that a table lacks; a missing value (nan) gets a caution of its own."""
+        if not math.isnan(value := self.marks.get("", math.nan)):
+            yield from (f"The table lacks the column {name}: it counts as {value:g} in all rows." for name in names)
 
     def _tokens(self, texts: Sequence[str]) -> Tensor:
         """Return the numbers of the last words of each text, with padding in front."""

@@ -199,6 +199,8 @@ def predict(predictor: Predictor, rows: Any) -> Any:
     known = {column.name: column.categories for column in predictor.preprocessing.columns}
     names = {name: composed(str(name)) for name in rows.columns}
     cells = {shown: _cells(rows[name], known.get(shown, ())) for name, shown in names.items()}
+    for caution in predictor.preprocessing.lacked(predictor.preprocessing.check_columns(cells)):
+        logging.getLogger("fedloom").warning(caution)
     x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
     _warn(predictor, x)
     return pandas.DataFrame(predictor.answer(x), index=rows.index)
@@ -243,7 +245,7 @@ def predict_file(
     try:
         with open_text(path, path.name, encoding) as text:
             table, preprocessing = CsvText.open(text, str(path)), predictor.preprocessing
-            preprocessing.check_columns(table.header)
+            lacking = preprocessing.check_columns(table.header)
             features = {column.name for column in preprocessing.columns}
             kept = [name for name in table.header if name not in features]
             header: list[str] = []
@@ -253,6 +255,7 @@ def predict_file(
             misshapen: dict[int, InputError] = {}
             read = 0
             for lines, cells in table.blocks(misshapen):
+                cells |= {name: ("",) * len(lines) for name in lacking}
                 if table.comma_is_decimal:
                     check_points(cells, _numeric(preprocessing), _where(lines, table.shown))
                 x, errors = _encoded(preprocessing, table, cells, lines, misshapen)
@@ -275,7 +278,7 @@ def predict_file(
                 yield from (list(row) for row in zip(*columns, strict=True))
             if not header:
                 raise InputError(f"The file {path} has no examples: add at least one line after the header.")
-            for caution in predictor.cautions(torch.cat(seen)) if seen else ():
+            for caution in (*preprocessing.lacked(lacking), *(predictor.cautions(torch.cat(seen)) if seen else ())):
                 tell(caution)
             if bad:
                 tell(f"{len(bad):,} of {read:,} rows have no prediction:{_reasons(bad)}")

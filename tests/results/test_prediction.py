@@ -98,6 +98,33 @@ def test_empty_columns_and_values_outside_of_the_training_data_are_said() -> Non
     assert age.startswith("age is outside of what the model knows in 1 of 2 rows, such as -5")
 
 
+def test_a_column_that_some_tables_lack_counts_as_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = (Column(name="age"), Column(name="ward", categories=("a", "b")), Column(name="bnp"))
+    keys: dict[str, Any] = {"columns": columns, "optional": ("ward", "bnp"), "shape": (4,), "label": tuple("wxyz")}
+    statistics = {"missing": True, "mean": (0, 5, 5, 9), "std": (1, 1, 1, 1)}
+    made = Predictor(nn.Identity(), Preprocessing(marks={"": nan}, **keys, **statistics), torch.float32)
+    path, told = tmp_path / "new.csv", list[str]()
+    path.write_text("id;age\n1;3,5\n2;4,5\n")
+    _, *found = predict_file(made, path, told.append)
+    assert found == [["1", "3.5", "0", "0", "0"], ["2", "4.5", "0", "0", "0"]]
+    assert told == [
+        f"{name} is empty in all rows: the model takes the mean of its training data." for name in keys["optional"]
+    ]
+    pandas = pytest.importorskip("pandas")
+    assert predict(made, pandas.DataFrame({"age": [3.5]})).values.tolist() == [[3.5, 0, 0, 0]]
+    zero = Predictor(nn.Identity(), Preprocessing(marks={"": 0.0}, **keys), torch.float32)
+    assert next(reversed([*predict_file(zero, path, told.append)])) == ["2", "4.5", "0", "0", "0"]
+    assert told[2:] == [f"The table lacks the column {name}: it counts as 0 in all rows." for name in keys["optional"]]
+    predict(zero, pandas.DataFrame({"age": [3.5]}))
+    assert told[-1] in caplog.text
+    path.write_text("age,BNP\n1,2\n")
+    with pytest.raises(InputError, match=r"lacks the column bnp.*'BNP'"):
+        list(predict_file(made, path))
+    path.write_text("bnp\n1\n")
+    with pytest.raises(InputError, match="lacks the column age"):
+        list(predict_file(made, path))
+
+
 def test_an_array_of_a_table_gets_cautions_too(caplog: pytest.LogCaptureFixture) -> None:
     fitted = Preprocessing(columns=(Column(name="age"),), shape=(1,), mean=(60,), std=(10,))
     predict(Predictor(nn.Identity(), fitted, torch.float32), np.array([[60.0], [999.0]]))

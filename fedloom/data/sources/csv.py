@@ -25,7 +25,7 @@ from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.sources.csv_folder import TABLE, clients_of, copies, instead, not_read
 from fedloom.data.sources.csv_rows import Rows, joined
 from fedloom.data.split import SPLITS
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, nearest, respelt
 
 SPLIT_NAMES = {  # what the cells of a split column may say
     **dict.fromkeys(("train", "training"), 0),
@@ -41,6 +41,7 @@ IDENTIFIER = re.compile(  # narrower, for features: patient_age is none
     r"|(^|[_ -])(p?id|mrn)$|(nr\.?|nummer)$",
     re.IGNORECASE,
 )
+COLUMN_KEYS = ("label", "client", "drop", "optional", "columns", "categorical", "embed", "split_column", "group")
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -61,6 +62,8 @@ class Csv(Source):
     """The column with the client of each row, for `partition = "natural"`."""
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
+    optional: Names | None = None
+    """Columns that some files, or some sites, lack. They count as empty there, so `fill` says what they become."""
     missing: dict[str, float] = Field(default_factory=dict)
     """The numbers (or nan) that marks in the file stand for."""
     fill: Literal["error", "zero", "mean"] | float = "error"
@@ -92,9 +95,17 @@ class Csv(Source):
     def _one_rule(self) -> Csv:
         if self.group is not None and self.split_column is not None:
             raise InputError("[data] has both group and split_column: the column says the splits, so leave out group.")
+        for name in self.optional or ():
+            others = {"drop": self.drop, "embed": self.embed or (), "label": self._labels, "client": self._about_rows}
+            if both := [key for key, names in others.items() if name in names]:
+                why = {"drop": "it is left out", "embed": "the number of a category cannot be missing"}
+                raise InputError(
+                    f"[data] optional has '{name}', which is also in {both[0]}: "
+                    f"{why.get(both[0], 'every row needs it')}. Take it out of one of them."
+                )
         return self
 
-    @field_validator("label", "client", "drop", "missing", "columns", "categorical", "embed", "split_column", "group")
+    @field_validator(*COLUMN_KEYS, "missing")
     @classmethod
     def _as_read(cls, value: Any) -> Any:
         """Compose names and marks as those in files are."""
@@ -109,11 +120,14 @@ class Csv(Source):
     def _encoding(cls, value: str | None) -> str | None:
         return known_encoding(value, f"[data] encoding = '{value}'")
 
-    def load(self, base: Path) -> Dataset:
-        """Read the file or files. Labels become classes in order, clients keep the names in their column or files."""
+    def load(self, base: Path, at_site: bool = False) -> Dataset:
+        """Read the file or files. Labels become classes in order, clients keep the names in their column or files.
+
+        `at_site`, no file here needs to have the `optional` columns, which other sites have: they are left out.
+        """
         path = locate(base, self.path)
         if not path.is_dir():
-            return self.parse(path, path.name)
+            return self.parse(path, path.name, at_site=at_site)
         found = [file for file in sorted(path.iterdir()) if visible(file.name)]
         files = [file for file in found if TABLE.fullmatch(file.name)]
         if not files:
@@ -123,11 +137,13 @@ class Csv(Source):
                 f"{path} is a folder with one file for each client, so leave out client = '{self.client}'."
             )
         names = clients_of(files)
-        parts = [self._read(file, file.name, f"{self.path / file.name}") for file in files]
-        for name in self.drop:  # a column that only some files have can be left out
-            require(name, sorted({column for part in parts for column in part.header}), f"The folder {path}", "column")
+        parts = [self._read(file, file.name, f"{self.path / file.name}", alone=False) for file in files]
+        known = sorted({column for part in parts for column in part.header})
+        for name in (*self.drop, *(() if at_site else self.optional or ())):  # some files may lack these
+            require(name, known, f"The folder {path}", "column")
+        empty = [name for name in self.optional or () if name in known]
         owner = np.repeat(names, [len(part) for part in parts])
-        made = self._dataset(joined(parts), owner)
+        made = self._dataset(joined([part.with_empty(empty, self._marks()) for part in parts]), owner)
         return replace(made, cautions=(*made.cautions, *copies(files), *not_read(path, found)))
 
     def as_agreed(self, agreed: Preprocessing) -> Csv:
@@ -157,26 +173,27 @@ class Csv(Source):
         decided = {"categorical": listed or None, "embed": embedded or None, "fill": "error", "missing": agreed.marks}
         return self.model_copy(update={**decided, "task": task})
 
-    def parse(self, file: Any, name: str, advice: str = "") -> Dataset:
+    def parse(self, file: Any, name: str, advice: str = "", at_site: bool = False) -> Dataset:
         """Read the examples of a path or an open binary file called `name`; `path` is used in messages only.
 
         `advice` says what to do about a wrong line, if settings do not help.
         """
-        rows = self._read(file, name, str(self.path), advice)
+        rows = self._read(file, name, str(self.path), advice, alone=not at_site)
         return self._dataset(rows, None if self.client is None else np.array(rows.texts[self.client]))
 
-    def _read(self, file: Any, name: str, shown: str, advice: str = "") -> Rows:
+    def _read(self, file: Any, name: str, shown: str, advice: str = "", *, alone: bool) -> Rows:
+        """Read a file. If it is not `alone`, other files or sites may have columns that it lacks."""
         given = None if self.delimiter == "," else self.delimiter
         settings = {"columns": self.columns, "skip": self.skip, "delimiter": given}
         try:
             with open_text(file, name, self.encoding) as text:
                 table = CsvText.open(text, shown, **settings, advice=advice or "Correct it.")  # type: ignore[arg-type]
-                return self._rows(table, advice)
+                return self._rows(table, advice, alone)
         except (*NOT_TEXT, csv.Error) as error:
             raise not_csv(shown, error, ', or set encoding, such as encoding = "latin-1"') from None
 
-    def _rows(self, table: CsvText, advice: str) -> Rows:
-        features, marks = self._features(table), self._marks()
+    def _rows(self, table: CsvText, advice: str, alone: bool) -> Rows:
+        features, marks = self._features(table, alone), self._marks()
         needed = [*self._labels, *self._about_rows]
         texts_of = {name: list[str]() for name in (*needed, *self._categorical, *self._identifiers)}
         found = Rows(table.shown, features, texts_of, header=table.header)
@@ -206,7 +223,7 @@ class Csv(Source):
             found.numbers.append(np.concatenate([np.empty((len(lines), 0), np.float32), *each], axis=1))
             found.lines += lines
             for name, texts in found.texts.items():
-                column = cells.get(name, [""] * len(lines))  # identifiers may be in other files only
+                column = cells.get(name, [""] * len(lines))  # some columns may be in other files only
                 values = [as_number(cell.strip(), table.comma_is_decimal) for cell in column]
                 gaps = [at for at, value in enumerate(values) if not value or value in unknown]
                 if gaps and name in needed:
@@ -230,7 +247,7 @@ class Csv(Source):
             for column in columns
         ]
         y, classes = self._targets(rows)
-        preprocessing = Preprocessing(columns=columns, marks=marks, label=self._labels)
+        preprocessing = Preprocessing(columns=columns, optional=self.optional or (), marks=marks, label=self._labels)
         return Dataset(
             x=torch.from_numpy(np.concatenate(parts, axis=1)),
             y=y,
@@ -315,12 +332,20 @@ class Csv(Source):
         named = {"zero": 0.0, "mean": math.nan}
         return {"": named[self.fill] if isinstance(self.fill, str) else self.fill, **self.missing}
 
-    def _features(self, table: CsvText) -> list[str]:
-        """Return the names of the feature columns."""
-        special = [*self._labels, *self.drop, *self._about_rows]
-        elsewhere = () if table.shown == str(self.path) else self.drop  # another file of the folder may have these
-        for name in (*(name for name in special if name not in elsewhere), *self._categorical):
-            require(name, table.header, f"The file {table.shown}", "column")
+    def _features(self, table: CsvText, alone: bool) -> list[str]:
+        """Return the names of the feature columns that a file has."""
+        special, optional = [*self._labels, *self.drop, *self._about_rows], self.optional or ()
+        in_folder = table.shown != str(self.path)
+        elsewhere = {*(self.drop if in_folder else ()), *(() if alone else optional)}
+        for name in (*special, *self._categorical, *optional):
+            if name not in elsewhere:
+                others = "" if alone or name in special else f' If other files have it, set optional = ["{name}"].'
+                require(name, table.header, f"The file {table.shown}", "column", others)
+        if optional and "" not in self._marks():
+            raise InputError(
+                f"[data] optional = {list(optional)}: these columns count as empty where they are lacking. Say what "
+                'empty cells become: fill = "mean" with normalize, or a number.'
+            )
         for name in (name for name in self.drop if name in self._labels):
             raise InputError(f"The column '{name}' is in 'drop', and it is the label: leave it out of one of them.")
         for name in self._categorical:
@@ -329,6 +354,12 @@ class Csv(Source):
         for name in self.embed or ():
             require(name, self._categorical, "'categorical'", "column")
         features = [name for name in table.header if name not in special]
+        for name in (name for name in optional if name not in table.header):
+            if spelt := respelt(name, features):
+                raise InputError(
+                    f"The file {table.shown} has no column '{name}', which is optional, but '{spelt}'. Spell it alike "
+                    "in all files."
+                )
         if not features:
             raise InputError(f"The file {table.shown} has no feature columns besides {', '.join(special)}.")
         return features

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,15 @@ class Rows:
         """The columns of `numbers`."""
         return [name for name in self.features if name not in self.texts]
 
+    def with_empty(self, names: Sequence[str], marks: Mapping[str, float]) -> Rows:
+        """Return the same rows with these columns: those that the file lacks are empty."""
+        lacking = [name for name in names if name not in self.header]
+        if not lacking:
+            return self
+        numeric = [name for name in lacking if name not in self.texts]
+        blocks = [np.pad(block, ((0, 0), (0, len(numeric))), constant_values=marks[""]) for block in self.numbers]
+        return replace(self, features=[*self.features, *lacking], numbers=blocks)
+
     def where(self, at: int) -> str:
         shown = next((name for begin, name in reversed(self.files) if begin <= at), self.shown)
         return f"Line {self.lines[at]} of {shown}"
@@ -41,7 +50,11 @@ def _other_columns(differ: list[str], part: Rows, first: Rows) -> InputError:
     """Say which columns only one of two files has."""
     has, lacks = (part, first) if differ[0] in part.features else (first, part)
     spelt = nearest(differ[0], [name for name in lacks.features if name in differ])
-    remedy = f"Leave it out, drop = {json.dumps(differ, ensure_ascii=False)}, or add it where it is missing."
+    names = json.dumps(differ, ensure_ascii=False)
+    remedy = (
+        f'If it counts as empty there, set optional = {names} and fill = "mean" or a number. Or leave it out: '
+        f"drop = {names}."
+    )
     return InputError(
         f"{lacks.shown} has no column '{differ[0]}', and {has.shown} has one. All files need the same columns."
         + (f"{spelt} Then give both the same name." if spelt else f" {remedy}")
