@@ -124,13 +124,15 @@ def test_a_site_may_lack_a_column_that_others_have(
     (tmp_path / "berlin.csv").write_text(
         "age,bnp,ward,dead\n" + "".join(f"{age},{age % 11},{('icu', 'er')[age % 2]},{dead}\n" for age, dead in ages)
     )
-    keys = 'label = "dead"\noptional = ["bnp", "ward"]\ncategorical = ["ward"]\nfill = "mean"\n'
+    keys = 'label = "dead"\ndrop = ["height"]\noptional = ["bnp", "ward"]\ncategorical = ["ward"]\nfill = "mean"\n'
     for site in ("oslo", "berlin"):
         data = f'[site]\nname = "{site}"\n[data]\nsource = "csv"\npath = "{site}.csv"\n{keys}'
         (tmp_path / f"{site}.toml").write_text(data)
         (tmp_path / f"{site}-agreed.toml").write_text(f'{data}preprocessing = "agreed.json"\n')
         in_this_process("data", "summarize", f"{site}.toml", "--to", f"{site}.json", monkeypatch=monkeypatch)
-    assert "oslo.json: 1 columns, 1 features" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "oslo.json: 1 columns, 1 features" in said.out
+    assert "Caution: [data] drop names the column 'height', which this table lacks." in said.err
     in_this_process("data", "agree", "oslo.json", "berlin.json", "--to", "agreed.json", monkeypatch=monkeypatch)
     told = capsys.readouterr()
     assert "ward: er, icu" in told.out
@@ -142,6 +144,6 @@ def test_a_site_may_lack_a_column_that_others_have(
         shown = capsys.readouterr().out
         shapes.append(next(line for line in shown.splitlines() if "the shape" in line))
         assert ("bnp is empty or the same in all rows" in shown) == (site == "oslo")
-        assert "drop" not in shown
+        assert "with drop" not in shown
     assert "[4]" in shapes[0] == shapes[1]
     in_this_process("data", "describe", "oslo-agreed.toml", monkeypatch=monkeypatch)

@@ -123,7 +123,7 @@ class Csv(Source):
     def load(self, base: Path, at_site: bool = False) -> Dataset:
         """Read the file or files. Labels become classes in order, clients keep the names in their column or files.
 
-        `at_site`, no file here needs to have the `optional` columns, which other sites have: they are left out.
+        `at_site`, no file here needs to have the columns in `optional` and `drop`, which other sites have.
         """
         path = locate(base, self.path)
         if not path.is_dir():
@@ -139,7 +139,7 @@ class Csv(Source):
         names = clients_of(files)
         parts = [self._read(file, file.name, f"{self.path / file.name}", alone=False) for file in files]
         known = sorted({column for part in parts for column in part.header})
-        for name in (*self.drop, *(() if at_site else self.optional or ())):  # some files may lack these
+        for name in () if at_site else (*self.drop, *(self.optional or ())):  # some files may lack these
             require(name, known, f"The folder {path}", "column")
         empty = [name for name in self.optional or () if name in known]
         owner = np.repeat(names, [len(part) for part in parts])
@@ -258,7 +258,7 @@ class Csv(Source):
             split=None if self.split_column is None else self._splits(rows),
             group=None if self.group is None else np.array(rows.texts[self.group]),
             preprocessing=preprocessing,
-            cautions=(*self._repeated(rows, client), *self._no_features(rows)),
+            cautions=(*self._not_here(rows), *self._repeated(rows, client), *self._no_features(rows)),
         )
 
     def _column(self, name: str, rows: Rows, marks: dict[str, float]) -> Column:
@@ -313,6 +313,14 @@ class Csv(Source):
                     f'of one patient, some are for training and others for the test: set group = "{name}".'
                 )
 
+    def _not_here(self, rows: Rows) -> Iterator[str]:
+        """Name columns that are left out, and that only other sites may have: a name may also be misspelt."""
+        for name in (name for name in self.drop if name not in rows.header):
+            yield (
+                f"[data] drop names the column '{name}', which this table lacks. That is right if other sites have it."
+                f"{nearest(name, rows.features)}"
+            )
+
     def _no_features(self, rows: Rows) -> Iterator[str]:
         """Name columns that are features and were probably not meant to be."""
         may_group = self.split_column is None and self.group is None
@@ -335,8 +343,7 @@ class Csv(Source):
     def _features(self, table: CsvText, alone: bool) -> list[str]:
         """Return the names of the feature columns that a file has."""
         special, optional = [*self._labels, *self.drop, *self._about_rows], self.optional or ()
-        in_folder = table.shown != str(self.path)
-        elsewhere = {*(self.drop if in_folder else ()), *(() if alone else optional)}
+        elsewhere = () if alone else (*self.drop, *optional)
         for name in (*special, *self._categorical, *optional):
             if name not in elsewhere:
                 others = "" if alone or name in special else f' If other files have it, set optional = ["{name}"].'
@@ -354,11 +361,12 @@ class Csv(Source):
         for name in self.embed or ():
             require(name, self._categorical, "'categorical'", "column")
         features = [name for name in table.header if name not in special]
-        for name in (name for name in optional if name not in table.header):
+        for name in (name for name in elsewhere if name not in table.header):
             if spelt := respelt(name, features):
+                key = "optional" if name in optional else "drop"
                 raise InputError(
-                    f"The file {table.shown} has no column '{name}', which is optional, but '{spelt}'. Spell it alike "
-                    "in all files."
+                    f"The file {table.shown} has no column '{name}', which [data] {key} names, but '{spelt}'. Spell it "
+                    "alike in all files."
                 )
         if not features:
             raise InputError(f"The file {table.shown} has no feature columns besides {', '.join(special)}.")

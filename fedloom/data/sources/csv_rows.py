@@ -19,7 +19,7 @@ class Rows:
     shown: str
     features: list[str]
     texts: dict[str, list[str]]
-    header: Sequence[str] = ()  # all columns of the file
+    header: Sequence[str]  # all columns of the file, or of any of the files
     numbers: list[NDArray[np.float32]] = field(default_factory=list)  # in blocks
     lines: list[int] = field(default_factory=list)
     files: list[tuple[int, str]] = field(default_factory=list)  # where the rows of each file begin, if several
@@ -63,7 +63,8 @@ def _other_columns(differ: list[str], part: Rows, first: Rows) -> InputError:
 
 def joined(parts: list[Rows]) -> Rows:
     """Put the rows of several files together. Every file has the same feature columns; the order is the first one's."""
-    first, found = parts[0], Rows(parts[0].shown, parts[0].features, {name: [] for name in parts[0].texts})
+    first, header = parts[0], list(dict.fromkeys(name for part in parts for name in part.header))
+    found = Rows(first.shown, first.features, {name: [] for name in first.texts}, header)
     for part in parts:
         if differ := sorted({*part.features} ^ {*first.features}):
             raise _other_columns(differ, part, first)

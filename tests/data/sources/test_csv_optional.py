@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_explained(tmp_path: Path, fields: dict[str, Any], 
 
 def test_another_spelling_is_not_taken_for_a_column_that_is_lacking(tmp_path: Path) -> None:
     folder(tmp_path, berlin=BERLIN, bree=BREE.replace("age", "age,BNP").replace("0,", "0,3,"))
-    with pytest.raises(InputError, match=r"bree\.csv has no column 'bnp', which is optional, but 'BNP'"):
+    with pytest.raises(InputError, match=r"bree\.csv has no column 'bnp', which .* optional names, but 'BNP'"):
         load("csv", path=tmp_path, **FIELDS)
 
 
@@ -124,6 +124,21 @@ def test_a_site_that_lacks_it_prepares_rows_as_agreed(tmp_path: Path) -> None:
 def test_a_site_that_lacks_it_cannot_take_part_before_sites_agreed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"lacks bnp, ward, .*`fedloom data agree`"):
         federate(at_site(tmp_path, BREE), clients=1, normalize="client")
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_a_site_may_leave_out_a_column_that_only_others_have(tmp_path: Path, in_folder: bool) -> None:
+    folder(tmp_path, bree=BREE)
+    path = tmp_path if in_folder else tmp_path / "bree.csv"
+    made = Csv(path=path, label="dead", drop=["ages"]).load(Path(), at_site=True)
+    assert made.features == ("age",)
+    (said,) = made.cautions
+    assert said.startswith("[data] drop names the column 'ages', which this table lacks.")
+    assert said.endswith("Did you mean 'age'?")
+    with pytest.raises(InputError, match=r"has no column 'Age', which .* drop names, but 'age'"):
+        Csv(path=path, label="dead", drop=["Age"]).load(Path(), at_site=True)
+    with pytest.raises(InputError, match="has no column 'ages'"):  # elsewhere it is probably a mistake
+        load("csv", path=path, label="dead", drop=["ages"])
 
 
 def test_sites_that_cannot_agree_are_told_of_the_key(tmp_path: Path) -> None:
