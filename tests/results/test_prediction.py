@@ -304,6 +304,19 @@ def test_rows_that_the_model_cannot_take_stay_empty_if_you_ask_for_it(
         list(predict_file(made, path, skip_bad_rows=True))
 
 
+def test_cautions_are_not_about_rows_that_are_skipped(tmp_path: Path) -> None:
+    columns, statistics = (Column(name="age"), Column(name="crp")), {"mean": (60, 5), "std": (1, 1), "missing": True}
+    fitted = Preprocessing(columns=columns, marks={"": nan}, shape=(2,), label=("a", "b"), **statistics)
+    made, told, path = Predictor(nn.Identity(), fitted, torch.float32), list[str](), tmp_path / "new.csv"
+    path.write_text("age,crp\n999,\nold,7\n60,\n")
+    list(predict_file(made, path, told.append, skip_bad_rows=True))
+    assert told[0].startswith("crp is empty in all rows that are predicted: ")
+    assert "in 1 of 2 rows that are predicted, such as 999" in told[1]
+    path.write_text("age,crp\n60,\n60,\n")
+    list(predict_file(made, path, told.append, skip_bad_rows=True))
+    assert told[-1].startswith("crp is empty in all rows: ")
+
+
 def test_rows_with_too_few_or_too_many_cells_stay_empty_if_you_ask_for_it(tmp_path: Path) -> None:
     made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
     told, path = list[str](), tmp_path / "new.csv"
