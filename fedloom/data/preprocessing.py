@@ -60,7 +60,7 @@ class Column(Record):
                 shown = ", ".join(self.categories[:12]) + (", …" if len(places) > 12 else "")
                 raise InputError(
                     f"{where(at)} has {cell!r} in column '{self.name}', whose categories are {shown}."
-                    f"{_same_answer(cell, self.categories) or nearest(cell, self.categories)}"
+                    f"{_same_answer(cell, self.categories) or nearest(cell, self.categories)}{self._if_missing(marks)}"
                 )
             if place is None and self.embedded:
                 raise InputError(
@@ -70,6 +70,17 @@ class Column(Record):
                 )
             rows.append(table[place] if place is not None else np.full_like(table[0], meant))
         return np.stack(rows)
+
+    def _if_missing(self, marks: Mapping[str, float]) -> str:
+        """Say how to write a missing category: a text such as NA may stand for one."""
+        how = "leave the cell empty" if "" in marks else _as_missing(marks)
+        return f" If the value is missing, {how}." if how and not self.embedded else ""
+
+
+def _as_missing(marks: Mapping[str, float]) -> str:
+    """Say what a cell with a missing value (nan) has, or nothing if there are no such cells."""
+    gaps = [mark for mark, value in marks.items() if math.isnan(value)]
+    return ("leave the cell empty" if "" in gaps else f"write {gaps[0]}") if gaps else ""
 
 
 def _same_answer(cell: str, known: Sequence[str]) -> str:
@@ -197,10 +208,9 @@ class Preprocessing(JsonFile):
             self.check_columns(table)
             return self._tokens(table["text"])
         table = self.completed(table)
-        parts, gaps = [], [mark for mark, value in self.marks.items() if math.isnan(value)]
+        parts = []
         advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
-        if gaps:
-            how = f"write {gaps[0]}" if all(gaps) else "leave the cell empty"
+        if how := _as_missing(self.marks):
             advice = f"This model takes numbers there: {how} if the value is missing."
         for column in self.columns:
             cells = table[column.name]

@@ -465,6 +465,26 @@ def test_a_text_for_a_missing_value_is_explained(tmp_path: Path, marks: dict[str
         list(predict_file(made, tmp_path / "new.csv"))
 
 
+@pytest.mark.parametrize(
+    ("marks", "embedded", "said"),
+    [
+        ({"": nan}, False, r"whose categories are icu, er\. If the value is missing, leave the cell empty\. No row"),
+        ({"": 0.0}, False, r"If the value is missing, leave the cell empty\. No row"),
+        ({"-999": nan}, False, r"If the value is missing, write -999\. No row"),
+        ({}, False, r"whose categories are icu, er\. No row"),
+        ({"": nan}, True, r"whose categories are icu, er\. No row"),
+    ],
+)
+def test_a_text_for_a_missing_category_is_explained(
+    tmp_path: Path, marks: dict[str, float], embedded: bool, said: str
+) -> None:
+    column = Column(name="ward", categories=("icu", "er"), embedded=embedded)
+    made = Predictor(Given(), Preprocessing(columns=(column,), shape=(2,), marks=marks), torch.float32)
+    (tmp_path / "new.csv").write_text("ward\ner\nNA\n")
+    with pytest.raises(InputError, match=f"Line 3 of .*has 'NA' in column 'ward'.*{said}"):
+        list(predict_file(made, tmp_path / "new.csv"))
+
+
 def test_a_threshold_moves_the_probability_from_which_a_class_is_predicted(result: Result) -> None:
     predictor = result.predictor("fedavg")
     first, second = predictor.preprocessing.classes
