@@ -83,6 +83,16 @@ def _as_missing(marks: Mapping[str, float]) -> str:
     return ("leave the cell empty" if "" in gaps else f"write {gaps[0]}") if gaps else ""
 
 
+def _spelt_as(missing: Sequence[str], names: Collection[str]) -> str:
+    """Return a hint for columns that are missing and have another name in the table, or an empty string."""
+    other = {name: found for name in missing if (found := respelt(name, names))}
+    if len(other) < 2:
+        return next((hint for name in (*other, *missing) if (hint := nearest(name, names))), "")
+    shown = ", ".join(f"'{name}' instead of '{found}'" for name, found in [*other.items()][:12])
+    more = f" and {len(other) - 12} more" if len(other) > 12 else ""
+    return f" Spell names as in the training data, also their capitals and spaces: {shown}{more}."
+
+
 def _same_answer(cell: str, known: Sequence[str]) -> str:
     """Return a hint for another word for yes or no, such as 1 where the categories are True and False."""
     for words_for in (YES, NO):
@@ -253,7 +263,7 @@ class Preprocessing(JsonFile):
         missing = [name for name in lacking if name not in self.optional or respelt(name, names)]
         if missing:
             what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
-            raise InputError(f"The table lacks the {what}.{nearest(missing[0], names)}")
+            raise InputError(f"The table lacks the {what}.{_spelt_as(missing, names)}")
         return lacking
 
     def lacked(self, names: Iterable[str]) -> Iterator[str]:
