@@ -16,7 +16,16 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import Tensor
 
-from fedloom.data.csv_text import CsvText, as_number, check_points, composed, finite_number, not_csv, numbers
+from fedloom.data.csv_text import (
+    CsvText,
+    as_number,
+    check_points,
+    column_advice,
+    composed,
+    finite_number,
+    not_csv,
+    numbers,
+)
 from fedloom.data.federation import Dataset
 from fedloom.data.plausibility import identifies, rare_categories
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
@@ -218,7 +227,7 @@ class Csv(Source):
                     wrong[name] = error
             if wrong:  # all at once, so that a new table does not take a try for each column
                 first, *others = wrong
-                also = f" Other columns with cells that are not numbers: {', '.join(others)}." if others else ""
+                also = self._advice({name: cells[name] for name in others}, table.comma_is_decimal, advice)
                 raise InputError(f"{wrong[first]}{also}")
             found.numbers.append(np.concatenate([np.empty((len(lines), 0), np.float32), *each], axis=1))
             found.lines += lines
@@ -237,6 +246,16 @@ class Csv(Source):
         if not found.lines:
             raise InputError(f"The file {table.shown} has no examples: add at least one line after the header.")
         return found
+
+    def _advice(self, columns: dict[str, Sequence[str]], comma_is_decimal: bool, instead: str) -> str:
+        """Say what to do about further columns that are not numbers, if there is no advice to give `instead`."""
+        said = []
+        for name, cells in [*columns.items()][:12]:
+            texts = [as_number(cell.strip(), comma_is_decimal) for cell in cells]
+            why = column_advice(name, texts, self._marks(), IDENTIFIER.search(name) is not None)
+            said.append(name if instead else f"{name} ({why})")
+        more = f"; and {len(columns) - 12} more" if len(columns) > 12 else ""
+        return f" Other columns with cells that are not numbers: {'; '.join(said)}{more}." if said else ""
 
     def _dataset(self, rows: Rows, client: NDArray[Any] | None) -> Dataset:
         marks = self._marks()
