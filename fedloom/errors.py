@@ -115,6 +115,16 @@ def about_path(path: object) -> str:
     return BACKSLASH if re.search(r"[\x00-\x1f]", str(path)) else ""
 
 
+def respelt(name: str, known: Iterable[str]) -> str | None:
+    """Return a known name that differs only in capitals, spaces, - or _, or None.
+
+    >>> respelt("heart rate", ["age", "Heart_Rate"]), respelt("age", ["age", "ages"])
+    ('Heart_Rate', None)
+    """
+    bare = re.sub(r"[\s_-]", "", name).casefold()
+    return next((one for one in known if one != name and re.sub(r"[\s_-]", "", one).casefold() == bare), None)
+
+
 SYNONYMS = {"learning_rate": "lr", "eta": "lr", "label": "y", "labels": "y", "y": "label"}
 
 

@@ -27,7 +27,7 @@ def describe(file: File, changes: Changes = None, picture: Path | None = None) -
     from fedloom.experiment.plan import Plan
 
     experiment = _load(file, changes)
-    federation = Plan.of(experiment).federation(experiment.seeds[0])
+    federation = Plan.of(experiment, at_site=_is_site(file)).federation(experiment.seeds[0])
     console(80).print(describe.table(describe.describe(federation)))
     if experiment.system is not None:
         from fedloom.clock.describe import table
@@ -47,7 +47,7 @@ def _load(file: Path, changes: list[str] | None = None, *, of_site: bool = False
 
     values = read_toml(file) if file.is_file() else {}
     bare = of_site and values.keys() == {"data"} and "partition" not in values["data"]
-    if not bare and not {"site", "policy"} & values.keys():
+    if not bare and not _is_site(file):
         return load(file, changes)
     from fedloom.network.agent.policy import site_of
 
@@ -55,6 +55,13 @@ def _load(file: Path, changes: list[str] | None = None, *, of_site: bool = False
         change(values, dotted, value)
     site = site_of(values, file)
     return parse({"data": site.data}, site.base, site.name)
+
+
+def _is_site(file: Path) -> bool:
+    """Whether a file is a site's: others may have columns and classes that its table lacks."""
+    from fedloom.experiment.experiment_file import read_toml
+
+    return file.is_file() and bool({"site", "policy"} & read_toml(file).keys())
 
 
 @command(app)
@@ -80,7 +87,7 @@ def export(
 
     check_new(to, force)
     experiment = _load(file, changes)
-    federation = Plan.of(experiment).federation(experiment.seeds[0])
+    federation = Plan.of(experiment, at_site=_is_site(file)).federation(experiment.seeds[0])
     count = write(federation, to, split, features, label)
     print(f"{to}: {count} examples of {federation.clients} clients")
 
@@ -100,13 +107,13 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")], for
 
     check_new(to, force)
     experiment = _load(file, of_site=True)
-    dataset, data = load_dataset(experiment), experiment.data
+    dataset, data = load_dataset(experiment, at_site=True), experiment.data
     seed = experiment.seeds[0] if data.seed == "run" else data.seed
     federation = divided(dataset, partition=data.partition, split=data.split, seed=seed)
     summary = Summary.of(federation, dataset.missing, _site(read_toml(file)))
     summary.write(to)
     whose = f"{federation.clients} client(s)" + (f" of {summary.site}" if summary.site else "")
-    print(f"{to}: {len(summary.columns)} columns, {len(summary.features)} features of {whose}")
+    print(f"{to}: {len(summary.columns)} columns, {len(federation.features)} features of {whose}")
     for column in summary.columns:
         if column.categories:
             print(f"  {column.name}: {', '.join(column.categories)}")
@@ -145,7 +152,7 @@ def agree(
     agreed.write(to)
     for column in agreed.columns:
         print(f"{column.name}: {', '.join(column.categories) or 'numbers'}")
-        known = {site: summary.column(column.name).categories for site, summary in summaries.items()}
+        known = {site: here.categories for site, one in summaries.items() if (here := one.column(column.name))}
         _say_who_lacks(column.name, column.categories, known)
     label = ", ".join(agreed.label)
     print(f"{label}: {', '.join(agreed.classes) or 'numbers'}")

@@ -7,9 +7,11 @@ have fitted on all rows, and every site uses the same file from then on.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import moments
 from fedloom.data.plausibility import Moment, spelt_differently, units_of_sites
 from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, nearest, respelt
 
 
 class Summary(JsonFile):
@@ -32,6 +34,8 @@ class Summary(JsonFile):
     """The site's name, if its file has one."""
     columns: tuple[Column, ...]
     """The columns that are features, with the categories that occur here."""
+    optional: tuple[str, ...] = ()
+    """Columns that a table may lack. Those that this one lacks are not in `columns`."""
     marks: dict[str, float]
     """Cells that stand for a number, or for a missing value (nan)."""
     label: tuple[str, ...]
@@ -39,13 +43,15 @@ class Summary(JsonFile):
     classes: tuple[str, ...]
     """The classes that occur here; none if labels are numbers."""
     features: dict[str, Moment]
-    """How often each feature is known in the training rows, its mean and its variance."""
+    """How often each feature is known in the training rows, its mean and its variance. An optional column that the
+    table lacks stands for its features.
+    """
     target: Moment | None = None
     """The same for a label that is a number."""
 
-    def column(self, name: str) -> Column:
-        """Return the column with this name."""
-        return next(column for column in self.columns if column.name == name)
+    def column(self, name: str) -> Column | None:
+        """Return the column with this name, or None if the table lacks it."""
+        return next((column for column in self.columns if column.name == name), None)
 
     @staticmethod
     def of(federation: Federation, missing: bool, site: str = "") -> Summary:
@@ -60,30 +66,39 @@ class Summary(JsonFile):
         if not fitted.classes and federation.y.dim() == 1:
             one = moments(federation.y[:, None], rows)
             target = (one.count.item(), one.mean.item(), one.variance.item())
+        empty, lacking = fitted.marks.get("", math.nan), {*fitted.optional} - {one.name for one in fitted.columns}
+        in_all_rows = (0.0, 0.0, 0.0) if math.isnan(empty) else (float(len(rows)), empty, 0.0)
         return Summary(
             site=site,
             columns=fitted.columns,
+            optional=fitted.optional,
             marks=fitted.marks,
             label=fitted.label,
             classes=fitted.classes,
-            features=dict(zip(fitted.features, each, strict=True)),
+            features=dict(zip(fitted.features, each, strict=True)) | dict.fromkeys(sorted(lacking), in_all_rows),
             target=target,
         )
 
 
 def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
     """Put the summaries of sites together, by the sites' names."""
-    (name, first), *others = summaries.items()
-    for other, summary in others:
+    first = next(iter(summaries.values()))
+    for (name, one), (other, two) in combinations(summaries.items(), 2):
         for what, ours, theirs in (
-            ("columns", sorted(_kinds(first)), sorted(_kinds(summary))),
-            ("label", first.label, summary.label),
-            ("kind of label", bool(first.classes), bool(summary.classes)),
-            ("rule for missing values", repr(sorted(first.marks.items())), repr(sorted(summary.marks.items()))),
+            ("columns", sorted(_kinds(one, two)), sorted(_kinds(two, one))),
+            ("label", one.label, two.label),
+            ("kind of label", bool(one.classes), bool(two.classes)),
+            ("rule for missing values", repr(sorted(one.marks.items())), repr(sorted(two.marks.items()))),
         ):
             if ours != theirs:
-                raise InputError(f"{name} and {other} differ in the {what}: {_difference(ours, theirs, name, other)}.")
-    columns = tuple(_union([summary.column(column.name) for summary in summaries.values()]) for column in first.columns)
+                advice = _advice(one, two) if what == "columns" else ""
+                apart = _difference(ours, theirs, name, other)
+                raise InputError(f"{name} and {other} differ in the {what}: {apart}.{advice}")
+    names = list(dict.fromkeys(column.name for summary in summaries.values() for column in summary.columns))
+    for site, summary in summaries.items():
+        for name in (name for name in summary.optional if name not in names):
+            raise InputError(f"No site has the column '{name}', which is optional at {site}.{nearest(name, names)}")
+    columns = tuple(_union([found for one in summaries.values() if (found := one.column(name))]) for name in names)
     together = [
         _together([_known(summary, column, feature) for summary in summaries.values()])
         for column in columns
@@ -93,6 +108,7 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
     classes = {label for summary in summaries.values() for label in summary.classes}
     agreed = Preprocessing(
         columns=columns,
+        optional=tuple(name for name in names if any(name in one.optional for one in summaries.values())),
         marks=first.marks,
         missing=any(math.isnan(value) for value in first.marks.values()),
         shape=(len(together),),
@@ -125,7 +141,7 @@ def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing, for_everybod
     yield from spelt_differently(agreed.columns)
     yield from labels_spelt_differently(agreed.label, agreed.classes)
     for column in agreed.columns:
-        empty = [site for site, one in summaries.items() if not one.features[one.column(column.name).features[0]][0]]
+        empty = [site for site, one in summaries.items() if not _known(one, column, column.features[0])[0]]
         if empty and len(empty) < len(summaries):
             where = "some sites" if for_everybody else ", ".join(empty)
             yield f"{column.name} is empty in all training rows of {where}: the model gets the mean there."
@@ -139,6 +155,7 @@ def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing, for_everybod
 
 def as_agreed(dataset: Dataset, agreed: Preprocessing) -> Dataset:
     """Return a dataset with its columns in the order, and its labels numbered, as several sites agreed."""
+    dataset = _with_empty_columns(dataset, agreed)
     here = dataset.preprocessing
     if here.columns != agreed.columns and {*here.columns} == {*agreed.columns}:
         order = [here.features.index(name) for name in agreed.features]
@@ -147,7 +164,8 @@ def as_agreed(dataset: Dataset, agreed: Preprocessing) -> Dataset:
     if dataset.preprocessing.columns != agreed.columns:
         both = _named(dataset.preprocessing.columns), _named(agreed.columns)
         difference = _difference(*both, "this data", "what was agreed")
-        raise InputError(f"The columns of this data are not those that the sites agreed on: {difference}.")
+        advice = _advice_at_site(here, agreed)
+        raise InputError(f"The columns of this data are not those that the sites agreed on: {difference}.{advice}")
     unknown = [name for name in dataset.classes if name not in agreed.classes]
     if unknown:
         raise InputError(
@@ -160,9 +178,59 @@ def as_agreed(dataset: Dataset, agreed: Preprocessing) -> Dataset:
     return replace(dataset, y=places[dataset.y], classes=agreed.classes)
 
 
-def _kinds(summary: Summary) -> list[str]:
+def _with_empty_columns(dataset: Dataset, agreed: Preprocessing) -> Dataset:
+    """Return a dataset with the agreed columns that its table may lack, and does: every row is empty there."""
+    here = dataset.preprocessing
+    known = {column.name for column in here.columns}
+    lacking = tuple(one for one in agreed.columns if one.name in here.optional and one.name not in known)
+    made = here.replace(columns=(*here.columns, *lacking), optional=agreed.optional)
+    if not lacking:
+        return replace(dataset, preprocessing=made)
+    cells = Preprocessing(columns=lacking, marks=agreed.marks)
+    empty = cells.encode({column.name: [""] for column in lacking}, lambda _: "Every row of this table")
+    x = torch.cat([dataset.x, empty.expand(len(dataset.x), -1)], dim=1)
+    return replace(dataset, x=x, features=made.features, preprocessing=made)
+
+
+def _kinds(summary: Summary, other: Summary) -> list[str]:
+    """Return the columns with their kinds, without those that the other site may lack, and does."""
     kinds = ("numbers", "categories", "embedded categories")
-    return [f"{column.name} ({kinds[bool(column.categories) + column.embedded]})" for column in summary.columns]
+    return [
+        f"{column.name} ({kinds[bool(column.categories) + column.embedded]})"
+        for column in summary.columns
+        if other.column(column.name) or column.name not in other.optional
+    ]
+
+
+def _apart(one: Summary | Preprocessing, two: Summary | Preprocessing) -> tuple[list[str], list[str], str]:
+    """Return the columns that only one of two tables has, and a hint if their names are spelt differently."""
+    here, there = ([column.name for column in each.columns] for each in (one, two))
+    ours, theirs = [name for name in here if name not in there], [name for name in there if name not in here]
+    spelt = [f"{name} and {other}" for name in ours if (other := respelt(name, theirs))]
+    return ours, theirs, f" Spell names alike at all sites: {', '.join(spelt)}." if spelt else ""
+
+
+def _advice_at_site(here: Preprocessing, agreed: Preprocessing) -> str:
+    ours, theirs, hint = _apart(here, agreed)
+    lacking = f" If this table lacks it, set optional = {_quoted(theirs)}: it counts as empty." if theirs else ""
+    return hint or lacking + (f" Leave out what nobody else has: drop = {_quoted(ours)}." if ours else "")
+
+
+def _advice(one: Summary, two: Summary) -> str:
+    """Say what to do about columns that only one of two sites has."""
+    ours, theirs, hint = _apart(one, two)
+    apart = [*ours, *theirs]
+    if hint or not apart:
+        return hint
+    names = _quoted(apart)
+    return (
+        f" Where a table lacks a column, set optional = {names} and fill, and it counts as empty there; or leave it "
+        f"out at all sites: drop = {names}. Then agree again: `fedloom data summarize`, `fedloom data agree`."
+    )
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return json.dumps(names, ensure_ascii=False)
 
 
 def _named(columns: Sequence[Column]) -> list[str]:
@@ -187,7 +255,8 @@ def _known(summary: Summary, column: Column, feature: str) -> Moment:
     """Return the moment of a feature at a site; a category that does not occur there is known to be absent."""
     if feature in summary.features:
         return summary.features[feature]
-    return (summary.features[summary.column(column.name).features[0]][0], 0.0, 0.0)
+    here = summary.column(column.name)
+    return summary.features[column.name] if here is None else (summary.features[here.features[0]][0], 0.0, 0.0)
 
 
 def _together(parts: Sequence[Moment]) -> Moment:

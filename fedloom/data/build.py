@@ -59,6 +59,13 @@ def federate(
             'normalize = "client" uses each client\'s own statistics, so there are none for the data of the server. '
             'Use normalize = "federated", or server = "none".'
         )
+    here = dataset.preprocessing
+    if lacking := [name for name in here.optional if here.columns and name not in {one.name for one in here.columns}]:
+        raise InputError(
+            f"This table lacks {', '.join(lacking)}, which [data] optional allows, and only the sites together know "
+            "where the column belongs: `fedloom data summarize` at each site, `fedloom data agree`, and then "
+            '[data] preprocessing = "agreed.json" at each site.'
+        )
     federation = divided(dataset, partition=partition, clients=clients, split=split, seed=seed, server=server)
     federation = scaled_target(federation, agreed) if scale_target else federation
     return federation if normalize == "none" else normalized(federation, normalize, dataset.missing, agreed)

@@ -270,6 +270,31 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
     )
 
 
+def column_advice(column: str, cells: Sequence[str], marks: Mapping[str, float], identifies: bool) -> str:
+    """Say in a few words what to do about a column with cells that are not numbers, by what they look like.
+
+    >>> column_advice("sex", ["f", "m", "f", "f"], {}, identifies=False)
+    'categories: categorical = ["sex"]'
+    """
+    known, filled = Marks(marks), [cell.strip() for cell in cells if cell.strip()]
+    texts = [cell for cell in filled if known.get(cell) is None and finite_number(cell) is None]
+    drop, has_gaps = f'drop = ["{column}"]', len(filled) < len(cells) and "" not in marks
+    if not texts:
+        return 'empty cells: fill = "mean", "zero" or a number' if has_gaps else "numbers with points and commas"
+    if DATE.fullmatch(texts[0]):
+        return f"dates: an age or a number of days in their place, or {drop}"
+    if identifies:
+        return f'an identifier: {drop}, or group = "{column}" if rows of one patient repeat it'
+    also = ", and fill for its empty cells" if has_gaps else ""
+    if re.fullmatch(r"[+-]?\d[\d., _'%\u00a0\u202f]*", texts[0]):
+        return f"numbers with commas, separators or %: write them as 1234.5{also}"
+    if 2 * len(texts) < len(filled):
+        return f'a mark for missing values: missing = {{ "{texts[0]}" = nan }}, or a mistake{also}'
+    if _repeats(texts) or texts[0].lower() in YES_OR_NO:
+        return f'categories: categorical = ["{column}"]{also}'
+    return f'texts: {drop}, or categorical = ["{column}"] if they repeat'
+
+
 def _number(cell: str, marks: Marks, comma_is_decimal: bool) -> float:
     """Return the number in a cell, or nan: the caller reports the first wrong cell, so the others must not raise."""
     meant = marks.get(cell)

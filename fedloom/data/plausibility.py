@@ -63,7 +63,7 @@ def suspicions(federation: Federation) -> Iterator[str]:
     yield from _never_measured(federation)
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
-        yield from _never_varies(name, one)
+        yield from _never_varies(name, one, name in federation.preprocessing.optional)
         yield from _dates(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
         yield from _marks_gaps(name, one)
@@ -145,10 +145,11 @@ def _never_measured(federation: Federation) -> Iterator[str]:
             yield f"{column.name} is empty in {rows} of {shown}: the model gets {instead} there."
 
 
-def _never_varies(name: str, one: Numbers) -> Iterator[str]:
+def _never_varies(name: str, one: Numbers, optional: bool) -> Iterator[str]:
     """A column that is empty, or has one value: nothing can be learnt from it."""
     if not np.ptp(one):
-        yield f"{name} is empty or the same in all rows: nothing can be learnt from it. Leave it out with drop."
+        advice = "It is optional, so other sites may have it." if optional else "Leave it out with drop."
+        yield f"{name} is empty or the same in all rows: nothing can be learnt from it. {advice}"
 
 
 def _dates(name: str, one: Numbers) -> Iterator[str]:
@@ -320,22 +321,27 @@ def _repeated_by_chance(rows: Numbers) -> float:
 
 
 def unusual(
-    names: Sequence[str], values: Numbers, mean: Numbers, std: Numbers, reach: Numbers | None = None
+    names: Sequence[str],
+    values: Numbers,
+    mean: Numbers,
+    std: Numbers,
+    reach: Numbers | None = None,
+    rows: str = "rows",
 ) -> Iterator[str]:
     """Yield a sentence for each feature with values outside of what a model was trained on.
 
     `reach` is how many standard deviations training values were from the mean, below and above. Where nobody may know
-    that, very far values are named.
+    that, very far values are named. `rows` says what these examples are.
     """
     low, high = np.full((2, len(names)), [[-FAR], [FAR]]) if reach is None else reach
     away = (values - mean) / std
     beyond = np.nan_to_num(np.maximum(low - away, away - high), nan=-np.inf)
     for place in np.flatnonzero((beyond > SLACK).any(axis=0)).tolist():
         here = beyond[:, place]
-        rows = f"{(here > SLACK).sum():,} of {len(values):,} rows"
+        beyond_it = f"{(here > SLACK).sum():,} of {len(values):,} {rows}"
         usual = f"it was trained on {mean[place]:.4g} ± {std[place]:.2g}"
         if reach is not None:
             least, most = (mean[place] + end[place] * std[place] for end in (low, high))
             usual += f", within {least:.3g} and {most:.3g} (in whole standard deviations)"
         worst = f"such as {values[here.argmax(), place]:g}"
-        yield f"{names[place]} is outside of what the model knows in {rows}, {worst}: {usual}."
+        yield f"{names[place]} is outside of what the model knows in {beyond_it}, {worst}: {usual}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedloom.data.csv_text import NO, YES, Marks, Where, as_number, cell_advice, numbers
 from fedloom.data.csv_text import finite_number as finite_number
 from fedloom.data.words import Vocabulary, clean, words
-from fedloom.errors import InputError, nearest
+from fedloom.errors import InputError, nearest, respelt
 from fedloom.record import Record
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Column(Record):
                 shown = ", ".join(self.categories[:12]) + (", …" if len(places) > 12 else "")
                 raise InputError(
                     f"{where(at)} has {cell!r} in column '{self.name}', whose categories are {shown}."
-                    f"{_same_answer(cell, self.categories) or nearest(cell, self.categories)}"
+                    f"{_same_answer(cell, self.categories) or nearest(cell, self.categories)}{self._if_missing(marks)}"
                 )
             if place is None and self.embedded:
                 raise InputError(
@@ -70,6 +70,27 @@ class Column(Record):
                 )
             rows.append(table[place] if place is not None else np.full_like(table[0], meant))
         return np.stack(rows)
+
+    def _if_missing(self, marks: Mapping[str, float]) -> str:
+        """Say how to write a missing category: a text such as NA may stand for one."""
+        how = "leave the cell empty" if "" in marks else _as_missing(marks)
+        return f" If the value is missing, {how}." if how and not self.embedded else ""
+
+
+def _as_missing(marks: Mapping[str, float]) -> str:
+    """Say what a cell with a missing value (nan) has, or nothing if there are no such cells."""
+    gaps = [mark for mark, value in marks.items() if math.isnan(value)]
+    return ("leave the cell empty" if "" in gaps else f"write {gaps[0]}") if gaps else ""
+
+
+def _spelt_as(missing: Sequence[str], names: Collection[str]) -> str:
+    """Return a hint for columns that are missing and have another name in the table, or an empty string."""
+    other = {name: found for name in missing if (found := respelt(name, names))}
+    if len(other) < 2:
+        return next((hint for name in (*other, *missing) if (hint := nearest(name, names))), "")
+    shown = ", ".join(f"'{name}' instead of '{found}'" for name, found in [*other.items()][:12])
+    more = f" and {len(other) - 12} more" if len(other) > 12 else ""
+    return f" Spell names as in the training data, also their capitals and spaces: {shown}{more}."
 
 
 def _same_answer(cell: str, known: Sequence[str]) -> str:
@@ -114,6 +135,8 @@ class Preprocessing(JsonFile):
 
     columns: tuple[Column, ...] = ()
     """The columns of a table that are features, in order; none if examples are not rows of a table."""
+    optional: tuple[str, ...] = ()
+    """Columns that a table may lack: they count as empty there."""
     marks: dict[str, float] = Field(default_factory=dict)
     """Cells that stand for a number, or for a missing value (nan)."""
     missing: bool = False
@@ -191,13 +214,13 @@ class Preprocessing(JsonFile):
 
     def encode(self, table: Mapping[str, Sequence[str]], where: Where, comma_is_decimal: bool = False) -> Tensor:
         """Return the features of a table's rows, before normalisation. Missing values are nan."""
-        self.check_columns(table)
         if self.words is not None:
+            self.check_columns(table)
             return self._tokens(table["text"])
-        parts, gaps = [], [mark for mark, value in self.marks.items() if math.isnan(value)]
+        table = self.completed(table)
+        parts = []
         advice = "This model takes numbers there." if self.marks else "This model takes no missing values."
-        if gaps:
-            how = f"write {gaps[0]}" if all(gaps) else "leave the cell empty"
+        if how := _as_missing(self.marks):
             advice = f"This model takes numbers there: {how} if the value is missing."
         for column in self.columns:
             cells = table[column.name]
@@ -219,21 +242,34 @@ class Preprocessing(JsonFile):
             found = torch.where(numeric & (x == number), value, found)
         return found
 
-    def check_columns(self, names: Collection[str]) -> None:
-        """Refuse a table without the columns that the model takes."""
+    def completed(self, table: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+        """Return a table with empty cells in the optional columns that it lacks."""
+        lacking = self.check_columns(table)
+        rows = len(next(iter(table.values()), ()))
+        return {**table, **{name: [""] * rows for name in lacking}} if lacking else table
+
+    def check_columns(self, names: Collection[str]) -> list[str]:
+        """Refuse a table without the columns that the model takes; return the optional ones that it lacks."""
         if self.words is not None:
             if "text" not in names:
                 raise InputError("This model continues texts: the table needs a column 'text'.")
-            return
+            return []
         if not self.columns:
             raise InputError(
                 f"This model takes examples of shape {list(self.shape)}, not rows of a table with named columns: "
                 "use predict(array) in Python."
             )
-        missing = [column.name for column in self.columns if column.name not in names]
+        lacking = [column.name for column in self.columns if column.name not in names]
+        missing = [name for name in lacking if name not in self.optional or respelt(name, names)]
         if missing:
             what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
-            raise InputError(f"The table lacks the {what}.{nearest(missing[0], names)}")
+            raise InputError(f"The table lacks the {what}.{_spelt_as(missing, names)}")
+        return lacking
+
+    def lacked(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield a sentence for each column that a table lacks; a missing value (nan) gets a caution of its own."""
+        if not math.isnan(value := self.marks.get("", math.nan)):
+            yield from (f"The table lacks the column {name}: it counts as {value:g} in all rows." for name in names)
 
     def _tokens(self, texts: Sequence[str]) -> Tensor:
         """Return the numbers of the last words of each text, with padding in front."""

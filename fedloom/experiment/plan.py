@@ -112,11 +112,11 @@ class Plan:
 
         If the `table` of a run is known, no data is loaded for a model that takes its features and classes as they are.
         If it is `served`, clients are elsewhere, and the server may hold all data of the file. `at_site`, others may
-        have other classes.
+        have other classes and columns.
         """
         data, task = experiment.data.seed, experiment.task.seed
         agreed = lru_cache(maxsize=1)(lambda: _agreed(experiment))
-        load = lru_cache(maxsize=1)(lambda: load_dataset(experiment, agreed()))
+        load = lru_cache(maxsize=1)(lambda: load_dataset(experiment, agreed(), at_site))
         federation = lru_cache(maxsize=1)(lambda seed: _federation(experiment, load, seed, agreed(), served))
         first = experiment.seeds[0] if data == "run" else data
 
@@ -158,8 +158,10 @@ def _agreed(experiment: Experiment) -> Preprocessing | None:
     return None if path is None else read_agreed(locate(experiment.base, path))
 
 
-def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) -> Dataset:
+def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None, at_site: bool = False) -> Dataset:
     """Load the data, with the categories and classes that several sites `agreed` on.
+
+    `at_site`, other sites may have columns that a table here lacks.
 
     Whole-number labels are numbers if the loss is one for numbers, and otherwise classes.
     """
@@ -174,7 +176,8 @@ def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None) ->
         source = source.as_agreed(agreed)
     elif experiment.task.loss in NUMBER_LOSSES and getattr(source, "task", None) == "auto":
         source = source.model_copy(update={"task": "regression"})
-    dataset = source.load(experiment.base)
+    others = at_site or agreed is not None
+    dataset = source.load(experiment.base, others) if isinstance(source, Csv) else source.load(experiment.base)
     if agreed is not None:
         dataset = as_agreed(dataset, agreed)
     if dataset.split is not None and experiment.data.split != DataTable.model_fields["split"].default:

@@ -142,26 +142,29 @@ class Predictor(nn.Module):
         others = found[:, len(classes) :]
         return {**answers, NO_CLASS: others.sum(1).tolist()} if others.shape[1] else answers
 
-    def cautions(self, x: Tensor) -> list[str]:
-        """Return a sentence for each column that is empty, or has numbers outside of the training data."""
+    def cautions(self, x: Tensor, rows: str = "rows") -> list[str]:
+        """Return a sentence for each column that is empty, or has numbers outside of the training data.
+
+        `rows` says what these examples are, if some were left out.
+        """
         columns, reach = self.preprocessing.columns, self.preprocessing.reach
         numeric = [not column.categories for column in columns for _ in column.features]
         if not self.normalizes or not columns or not len(x):
             return []
         parts = torch.split(x, [len(column.features) for column in columns], dim=1)
         empty = [column.name for column, part in zip(columns, parts, strict=True) if part.isnan().all()]
-        said = [f"{name} is empty in all rows: the model takes the mean of its training data." for name in empty]
+        said = [f"{name} is empty in all {rows}: the model takes the mean of its training data." for name in empty]
         blank = int(x.isnan().all(dim=1).sum())
         if blank and len(empty) < len(columns):
             said.append(
-                f"{blank:,} of {len(x):,} rows are empty: their predictions are those of means, not of anybody."
+                f"{blank:,} of {len(x):,} {rows} are empty: their predictions are those of means, not of anybody."
             )
         limits = None if reach is None else np.array(reach)
         for place in np.flatnonzero(numeric).tolist():  # one at a time: a file may have many rows
             here = slice(place, place + 1)
             values, mean, std = (part[..., here].double().numpy() for part in (x, self.mean, self.std))
             name = self.preprocessing.features[place]
-            said += unusual([name], values, mean, std, None if limits is None else limits[:, here])
+            said += unusual([name], values, mean, std, None if limits is None else limits[:, here], rows)
         return said
 
 
@@ -199,6 +202,8 @@ def predict(predictor: Predictor, rows: Any) -> Any:
     known = {column.name: column.categories for column in predictor.preprocessing.columns}
     names = {name: composed(str(name)) for name in rows.columns}
     cells = {shown: _cells(rows[name], known.get(shown, ())) for name, shown in names.items()}
+    for caution in predictor.preprocessing.lacked(predictor.preprocessing.check_columns(cells)):
+        logging.getLogger("fedloom").warning(caution)
     x = predictor.preprocessing.encode(cells, lambda at: f"Row {rows.index[at]!r} of the frame")
     _warn(predictor, x)
     return pandas.DataFrame(predictor.answer(x), index=rows.index)
@@ -243,7 +248,7 @@ def predict_file(
     try:
         with open_text(path, path.name, encoding) as text:
             table, preprocessing = CsvText.open(text, str(path)), predictor.preprocessing
-            preprocessing.check_columns(table.header)
+            lacking = preprocessing.check_columns(table.header)
             features = {column.name for column in preprocessing.columns}
             kept = [name for name in table.header if name not in features]
             header: list[str] = []
@@ -253,6 +258,7 @@ def predict_file(
             misshapen: dict[int, InputError] = {}
             read = 0
             for lines, cells in table.blocks(misshapen):
+                cells |= {name: ("",) * len(lines) for name in lacking}
                 if table.comma_is_decimal:
                     check_points(cells, _numeric(preprocessing), _where(lines, table.shown))
                 x, errors = _encoded(preprocessing, table, cells, lines, misshapen)
@@ -275,7 +281,9 @@ def predict_file(
                 yield from (list(row) for row in zip(*columns, strict=True))
             if not header:
                 raise InputError(f"The file {path} has no examples: add at least one line after the header.")
-            for caution in predictor.cautions(torch.cat(seen)) if seen else ():
+            rows = "rows that are predicted" if bad else "rows"
+            about = predictor.cautions(torch.cat(seen), rows) if seen else ()
+            for caution in (*preprocessing.lacked(lacking), *about):
                 tell(caution)
             if bad:
                 tell(f"{len(bad):,} of {read:,} rows have no prediction:{_reasons(bad)}")

@@ -113,3 +113,37 @@ def test_a_site_hears_of_probable_mistakes_in_its_table(
     in_this_process("data", "summarize", "oslo.toml", "--to", "oslo.json", "--force", monkeypatch=monkeypatch)
     in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
     assert "Caution: crp is about 88 times smaller at oslo than elsewhere" in capsys.readouterr().err
+
+
+def test_a_site_may_lack_a_column_that_others_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ages = [(20 + 7 * row % 50, ("no", "yes")[row % 3 == 0]) for row in range(60)]
+    (tmp_path / "oslo.csv").write_text("age,dead\n" + "".join(f"{age},{dead}\n" for age, dead in ages))
+    (tmp_path / "berlin.csv").write_text(
+        "age,bnp,ward,dead\n" + "".join(f"{age},{age % 11},{('icu', 'er')[age % 2]},{dead}\n" for age, dead in ages)
+    )
+    keys = 'label = "dead"\ndrop = ["height"]\noptional = ["bnp", "ward"]\ncategorical = ["ward"]\nfill = "mean"\n'
+    for site in ("oslo", "berlin"):
+        data = f'[site]\nname = "{site}"\n[data]\nsource = "csv"\npath = "{site}.csv"\n{keys}'
+        (tmp_path / f"{site}.toml").write_text(data)
+        (tmp_path / f"{site}-agreed.toml").write_text(f'{data}preprocessing = "agreed.json"\n')
+        in_this_process("data", "summarize", f"{site}.toml", "--to", f"{site}.json", monkeypatch=monkeypatch)
+    said = capsys.readouterr()
+    assert "oslo.json: 1 columns, 1 features" in said.out
+    assert "Caution: [data] drop names the column 'height', which this table lacks." in said.err
+    in_this_process("data", "agree", "oslo.json", "berlin.json", "--to", "agreed.json", monkeypatch=monkeypatch)
+    told = capsys.readouterr()
+    assert "ward: er, icu" in told.out
+    assert "spelt differently" not in told.err
+    assert "Caution: bnp is empty in all training rows of oslo: the model gets the mean there." in told.err
+    shapes = []
+    for site in ("oslo", "berlin"):
+        in_this_process("join", "https://x", "--site", f"{site}-agreed.toml", "--dry-run", monkeypatch=monkeypatch)
+        shown = capsys.readouterr().out
+        shapes.append(next(line for line in shown.splitlines() if "the shape" in line))
+        assert ("bnp is empty or the same in all rows" in shown) == (site == "oslo")
+        assert "with drop" not in shown
+    assert "[4]" in shapes[0] == shapes[1]
+    in_this_process("data", "describe", "oslo-agreed.toml", monkeypatch=monkeypatch)

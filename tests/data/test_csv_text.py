@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import io
+import re
 from math import isnan, nan
 
 import numpy as np
 import pytest
 
-from fedloom.data.csv_text import CsvText, Marks, cell_advice, finite_number, numbers
+from fedloom.data.csv_text import CsvText, Marks, cell_advice, column_advice, finite_number, numbers
 from fedloom.errors import InputError
 
 
@@ -156,3 +157,24 @@ def test_a_mark_with_decimals_is_found_in_single_precision() -> None:
     assert marks.of_number(float(np.float32(-99.9))) == marks.of_number(-99.9) == 0.0
     assert marks.get("-99.90") == 0.0
     assert marks.of_number(-99.91) == -99.91
+
+
+@pytest.mark.parametrize(
+    ("cells", "marks", "identifies", "said"),
+    [
+        (["1", "", "3"], {}, False, "^empty cells: fill"),
+        (["1,5", "1.5", "3"], {"": 0.0}, False, "^numbers with commas"),
+        (["2026-11-17", "", "2026-11-18"], {}, False, r"^dates: .*drop = \[.day.\]$"),
+        (["P1", "P2", "P3"], {}, True, "^an identifier: drop = .*group"),
+        (["1", "2", "NA"], {}, False, 'missing = { "NA" = nan }'),
+        (["1", "2", "-", "", "3", "?"], {"?": nan}, False, 'missing = { "-" = nan }.*and fill'),
+        (["f", "m", "f", "f"], {}, False, "^categories: categorical"),
+        (["yes", "no"], {}, False, "^categories: categorical"),
+        (["a lot", "some words", "a few"], {}, False, "^texts: drop"),
+        (["5 %", "6 %"], {}, False, "write them as"),
+    ],
+)
+def test_the_advice_about_a_column_fits_what_it_holds(
+    cells: list[str], marks: dict[str, float], identifies: bool, said: str
+) -> None:
+    assert re.search(said, column_advice("day", cells, marks, identifies))

@@ -74,6 +74,11 @@ def test_rows_are_encoded_in_the_order_of_training() -> None:
     [
         ({"ages": ["1"], "ward": ["icu"]}, r"^The table lacks the column age\. Did you mean 'ages'"),
         ({"x": ["1"]}, "^The table lacks the columns age, ward"),
+        (
+            {"Age ": ["1"], "WARD": ["icu"]},
+            "lacks the columns age, ward.*capitals .*: 'age' instead of 'Age ', 'ward' instead of 'WARD'",
+        ),
+        ({"x": ["1"], "WARD": ["icu"]}, r"lacks the columns age, ward\. Did you mean 'WARD'"),
         ({"age": ["old"], "ward": ["icu"]}, "Row 0 has 'old' in column 'age'"),
     ],
 )

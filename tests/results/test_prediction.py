@@ -98,6 +98,33 @@ def test_empty_columns_and_values_outside_of_the_training_data_are_said() -> Non
     assert age.startswith("age is outside of what the model knows in 1 of 2 rows, such as -5")
 
 
+def test_a_column_that_some_tables_lack_counts_as_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    columns = (Column(name="age"), Column(name="ward", categories=("a", "b")), Column(name="bnp"))
+    keys: dict[str, Any] = {"columns": columns, "optional": ("ward", "bnp"), "shape": (4,), "label": tuple("wxyz")}
+    statistics = {"missing": True, "mean": (0, 5, 5, 9), "std": (1, 1, 1, 1)}
+    made = Predictor(nn.Identity(), Preprocessing(marks={"": nan}, **keys, **statistics), torch.float32)
+    path, told = tmp_path / "new.csv", list[str]()
+    path.write_text("id;age\n1;3,5\n2;4,5\n")
+    _, *found = predict_file(made, path, told.append)
+    assert found == [["1", "3.5", "0", "0", "0"], ["2", "4.5", "0", "0", "0"]]
+    assert told == [
+        f"{name} is empty in all rows: the model takes the mean of its training data." for name in keys["optional"]
+    ]
+    pandas = pytest.importorskip("pandas")
+    assert predict(made, pandas.DataFrame({"age": [3.5]})).values.tolist() == [[3.5, 0, 0, 0]]
+    zero = Predictor(nn.Identity(), Preprocessing(marks={"": 0.0}, **keys), torch.float32)
+    assert next(reversed([*predict_file(zero, path, told.append)])) == ["2", "4.5", "0", "0", "0"]
+    assert told[2:] == [f"The table lacks the column {name}: it counts as 0 in all rows." for name in keys["optional"]]
+    predict(zero, pandas.DataFrame({"age": [3.5]}))
+    assert told[-1] in caplog.text
+    path.write_text("age,BNP\n1,2\n")
+    with pytest.raises(InputError, match=r"lacks the column bnp.*'BNP'"):
+        list(predict_file(made, path))
+    path.write_text("bnp\n1\n")
+    with pytest.raises(InputError, match="lacks the column age"):
+        list(predict_file(made, path))
+
+
 def test_an_array_of_a_table_gets_cautions_too(caplog: pytest.LogCaptureFixture) -> None:
     fitted = Preprocessing(columns=(Column(name="age"),), shape=(1,), mean=(60,), std=(10,))
     predict(Predictor(nn.Identity(), fitted, torch.float32), np.array([[60.0], [999.0]]))
@@ -277,6 +304,19 @@ def test_rows_that_the_model_cannot_take_stay_empty_if_you_ask_for_it(
         list(predict_file(made, path, skip_bad_rows=True))
 
 
+def test_cautions_are_not_about_rows_that_are_skipped(tmp_path: Path) -> None:
+    columns, statistics = (Column(name="age"), Column(name="crp")), {"mean": (60, 5), "std": (1, 1), "missing": True}
+    fitted = Preprocessing(columns=columns, marks={"": nan}, shape=(2,), label=("a", "b"), **statistics)
+    made, told, path = Predictor(nn.Identity(), fitted, torch.float32), list[str](), tmp_path / "new.csv"
+    path.write_text("age,crp\n999,\nold,7\n60,\n")
+    list(predict_file(made, path, told.append, skip_bad_rows=True))
+    assert told[0].startswith("crp is empty in all rows that are predicted: ")
+    assert "in 1 of 2 rows that are predicted, such as 999" in told[1]
+    path.write_text("age,crp\n60,\n60,\n")
+    list(predict_file(made, path, told.append, skip_bad_rows=True))
+    assert told[-1].startswith("crp is empty in all rows: ")
+
+
 def test_rows_with_too_few_or_too_many_cells_stay_empty_if_you_ask_for_it(tmp_path: Path) -> None:
     made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,)), torch.float32)
     told, path = list[str](), tmp_path / "new.csv"
@@ -422,6 +462,26 @@ def test_a_text_for_a_missing_value_is_explained(tmp_path: Path, marks: dict[str
     made = Predictor(Given(), Preprocessing(columns=(Column(name="x"),), shape=(1,), marks=marks), torch.float32)
     (tmp_path / "new.csv").write_text(f"x\n1\n{cell}\n")
     with pytest.raises(InputError, match=f"Line 3 of .*has '{cell}' in column 'x'.*{said}"):
+        list(predict_file(made, tmp_path / "new.csv"))
+
+
+@pytest.mark.parametrize(
+    ("marks", "embedded", "said"),
+    [
+        ({"": nan}, False, r"whose categories are icu, er\. If the value is missing, leave the cell empty\. No row"),
+        ({"": 0.0}, False, r"If the value is missing, leave the cell empty\. No row"),
+        ({"-999": nan}, False, r"If the value is missing, write -999\. No row"),
+        ({}, False, r"whose categories are icu, er\. No row"),
+        ({"": nan}, True, r"whose categories are icu, er\. No row"),
+    ],
+)
+def test_a_text_for_a_missing_category_is_explained(
+    tmp_path: Path, marks: dict[str, float], embedded: bool, said: str
+) -> None:
+    column = Column(name="ward", categories=("icu", "er"), embedded=embedded)
+    made = Predictor(Given(), Preprocessing(columns=(column,), shape=(2,), marks=marks), torch.float32)
+    (tmp_path / "new.csv").write_text("ward\ner\nNA\n")
+    with pytest.raises(InputError, match=f"Line 3 of .*has 'NA' in column 'ward'.*{said}"):
         list(predict_file(made, tmp_path / "new.csv"))
 
 

@@ -56,11 +56,11 @@ def locate(base: Path, path: Path) -> Path:
     return found
 
 
-def require(name: str, known: Sequence[str], where: str, what: str) -> None:
+def require(name: str, known: Sequence[str], where: str, what: str, advice: str = "") -> None:
     """Raise an error that lists the known names if a name is not among them."""
     if name not in known:
         listed = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
-        raise InputError(f"{where} has no {what} '{name}'. It has: {listed}.{nearest(name, known)}")
+        raise InputError(f"{where} has no {what} '{name}'. It has: {listed}.{nearest(name, known) or advice}")
 
 
 def cache_folder(name: str) -> Path:

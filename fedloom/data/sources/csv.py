@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,22 +16,31 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import Tensor
 
-from fedloom.data.csv_text import CsvText, as_number, check_points, composed, finite_number, not_csv, numbers
+from fedloom.data.csv_text import (
+    CsvText,
+    as_number,
+    check_points,
+    column_advice,
+    composed,
+    finite_number,
+    not_csv,
+    numbers,
+)
 from fedloom.data.federation import Dataset
 from fedloom.data.plausibility import identifies, rare_categories
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
-from fedloom.data.sources.archive import NOT_TEXT, WORKBOOKS, known_encoding, open_text, visible
+from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
+from fedloom.data.sources.csv_folder import TABLE, clients_of, copies, instead, not_read
+from fedloom.data.sources.csv_rows import Rows, joined
 from fedloom.data.split import SPLITS
-from fedloom.errors import InputError, nearest
-from fedloom.files import sha256
+from fedloom.errors import InputError, nearest, respelt
 
 SPLIT_NAMES = {  # what the cells of a split column may say
     **dict.fromkeys(("train", "training"), 0),
     **dict.fromkeys(("validation", "val", "valid", "dev"), 1),
     **dict.fromkeys(("test", "testing"), 2),
 }
-TABLE = re.compile(r"(.+)\.[ct]sv(\.gz|\.xz|\.bz2)?", re.IGNORECASE)  # not a copy such as berlin.csv.bak
 PERSON = re.compile(  # also in German; visits and cases are counts
     r"patient|person|subject|participant|proband|(^|[_ -])((p?id|mrn)$|(fall|case|visit)(?!s))|(nr\.?|nummer)$",
     re.IGNORECASE,
@@ -42,6 +50,7 @@ IDENTIFIER = re.compile(  # narrower, for features: patient_age is none
     r"|(^|[_ -])(p?id|mrn)$|(nr\.?|nummer)$",
     re.IGNORECASE,
 )
+COLUMN_KEYS = ("label", "client", "drop", "optional", "columns", "categorical", "embed", "split_column", "group")
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -62,6 +71,8 @@ class Csv(Source):
     """The column with the client of each row, for `partition = "natural"`."""
     drop: tuple[str, ...] = ()
     """Columns to leave out."""
+    optional: Names | None = None
+    """Columns that some files, or some sites, lack. They count as empty there, so `fill` says what they become."""
     missing: dict[str, float] = Field(default_factory=dict)
     """The numbers (or nan) that marks in the file stand for."""
     fill: Literal["error", "zero", "mean"] | float = "error"
@@ -93,9 +104,17 @@ class Csv(Source):
     def _one_rule(self) -> Csv:
         if self.group is not None and self.split_column is not None:
             raise InputError("[data] has both group and split_column: the column says the splits, so leave out group.")
+        for name in self.optional or ():
+            others = {"drop": self.drop, "embed": self.embed or (), "label": self._labels, "client": self._about_rows}
+            if both := [key for key, names in others.items() if name in names]:
+                why = {"drop": "it is left out", "embed": "the number of a category cannot be missing"}
+                raise InputError(
+                    f"[data] optional has '{name}', which is also in {both[0]}: "
+                    f"{why.get(both[0], 'every row needs it')}. Take it out of one of them."
+                )
         return self
 
-    @field_validator("label", "client", "drop", "missing", "columns", "categorical", "embed", "split_column", "group")
+    @field_validator(*COLUMN_KEYS, "missing")
     @classmethod
     def _as_read(cls, value: Any) -> Any:
         """Compose names and marks as those in files are."""
@@ -110,26 +129,31 @@ class Csv(Source):
     def _encoding(cls, value: str | None) -> str | None:
         return known_encoding(value, f"[data] encoding = '{value}'")
 
-    def load(self, base: Path) -> Dataset:
-        """Read the file or files. Labels become classes in order, clients keep the names in their column or files."""
+    def load(self, base: Path, at_site: bool = False) -> Dataset:
+        """Read the file or files. Labels become classes in order, clients keep the names in their column or files.
+
+        `at_site`, no file here needs to have the columns in `optional` and `drop`, which other sites have.
+        """
         path = locate(base, self.path)
         if not path.is_dir():
-            return self.parse(path, path.name)
+            return self.parse(path, path.name, at_site=at_site)
         found = [file for file in sorted(path.iterdir()) if visible(file.name)]
         files = [file for file in found if TABLE.fullmatch(file.name)]
         if not files:
-            raise InputError(f"The folder {path} has no CSV files: it needs one for each client. {_instead(found)}")
+            raise InputError(f"The folder {path} has no CSV files: it needs one for each client. {instead(found)}")
         if self.client is not None:
             raise InputError(
                 f"{path} is a folder with one file for each client, so leave out client = '{self.client}'."
             )
-        names = _clients(files)
-        parts = [self._read(file, file.name, f"{self.path / file.name}") for file in files]
-        for name in self.drop:  # a column that only some files have can be left out
-            require(name, sorted({column for part in parts for column in part.header}), f"The folder {path}", "column")
+        names = clients_of(files)
+        parts = [self._read(file, file.name, f"{self.path / file.name}", alone=False) for file in files]
+        known = sorted({column for part in parts for column in part.header})
+        for name in () if at_site else (*self.drop, *(self.optional or ())):  # some files may lack these
+            require(name, known, f"The folder {path}", "column")
+        empty = [name for name in self.optional or () if name in known]
         owner = np.repeat(names, [len(part) for part in parts])
-        made = self._dataset(_joined(parts), owner)
-        return replace(made, cautions=(*made.cautions, *_equal(files), *_not_read(path, found)))
+        made = self._dataset(joined([part.with_empty(empty, self._marks()) for part in parts]), owner)
+        return replace(made, cautions=(*made.cautions, *copies(files), *not_read(path, found)))
 
     def as_agreed(self, agreed: Preprocessing) -> Csv:
         """Return a source with the categories, missing values and kind of label that several sites agreed on."""
@@ -158,29 +182,30 @@ class Csv(Source):
         decided = {"categorical": listed or None, "embed": embedded or None, "fill": "error", "missing": agreed.marks}
         return self.model_copy(update={**decided, "task": task})
 
-    def parse(self, file: Any, name: str, advice: str = "") -> Dataset:
+    def parse(self, file: Any, name: str, advice: str = "", at_site: bool = False) -> Dataset:
         """Read the examples of a path or an open binary file called `name`; `path` is used in messages only.
 
         `advice` says what to do about a wrong line, if settings do not help.
         """
-        rows = self._read(file, name, str(self.path), advice)
+        rows = self._read(file, name, str(self.path), advice, alone=not at_site)
         return self._dataset(rows, None if self.client is None else np.array(rows.texts[self.client]))
 
-    def _read(self, file: Any, name: str, shown: str, advice: str = "") -> _Rows:
+    def _read(self, file: Any, name: str, shown: str, advice: str = "", *, alone: bool) -> Rows:
+        """Read a file. If it is not `alone`, other files or sites may have columns that it lacks."""
         given = None if self.delimiter == "," else self.delimiter
         settings = {"columns": self.columns, "skip": self.skip, "delimiter": given}
         try:
             with open_text(file, name, self.encoding) as text:
                 table = CsvText.open(text, shown, **settings, advice=advice or "Correct it.")  # type: ignore[arg-type]
-                return self._rows(table, advice)
+                return self._rows(table, advice, alone)
         except (*NOT_TEXT, csv.Error) as error:
             raise not_csv(shown, error, ', or set encoding, such as encoding = "latin-1"') from None
 
-    def _rows(self, table: CsvText, advice: str) -> _Rows:
-        features, marks = self._features(table), self._marks()
+    def _rows(self, table: CsvText, advice: str, alone: bool) -> Rows:
+        features, marks = self._features(table, alone), self._marks()
         needed = [*self._labels, *self._about_rows]
         texts_of = {name: list[str]() for name in (*needed, *self._categorical, *self._identifiers)}
-        found = _Rows(table.shown, features, texts_of, header=table.header)
+        found = Rows(table.shown, features, texts_of, header=table.header)
         numeric = [name for name in features if name not in self._categorical]
         # a mark that is a number, such as 0 for an unknown weight, may well be a label
         unknown = {mark for mark, value in marks.items() if math.isnan(value) and finite_number(mark) is None}
@@ -202,12 +227,12 @@ class Csv(Source):
                     wrong[name] = error
             if wrong:  # all at once, so that a new table does not take a try for each column
                 first, *others = wrong
-                also = f" Other columns with cells that are not numbers: {', '.join(others)}." if others else ""
+                also = self._advice({name: cells[name] for name in others}, table.comma_is_decimal, advice)
                 raise InputError(f"{wrong[first]}{also}")
             found.numbers.append(np.concatenate([np.empty((len(lines), 0), np.float32), *each], axis=1))
             found.lines += lines
             for name, texts in found.texts.items():
-                column = cells.get(name, [""] * len(lines))  # identifiers may be in other files only
+                column = cells.get(name, [""] * len(lines))  # some columns may be in other files only
                 values = [as_number(cell.strip(), table.comma_is_decimal) for cell in column]
                 gaps = [at for at, value in enumerate(values) if not value or value in unknown]
                 if gaps and name in needed:
@@ -222,7 +247,17 @@ class Csv(Source):
             raise InputError(f"The file {table.shown} has no examples: add at least one line after the header.")
         return found
 
-    def _dataset(self, rows: _Rows, client: NDArray[Any] | None) -> Dataset:
+    def _advice(self, columns: dict[str, Sequence[str]], comma_is_decimal: bool, instead: str) -> str:
+        """Say what to do about further columns that are not numbers, if there is no advice to give `instead`."""
+        said = []
+        for name, cells in [*columns.items()][:12]:
+            texts = [as_number(cell.strip(), comma_is_decimal) for cell in cells]
+            why = column_advice(name, texts, self._marks(), IDENTIFIER.search(name) is not None)
+            said.append(name if instead else f"{name} ({why})")
+        more = f"; and {len(columns) - 12} more" if len(columns) > 12 else ""
+        return f" Other columns with cells that are not numbers: {'; '.join(said)}{more}." if said else ""
+
+    def _dataset(self, rows: Rows, client: NDArray[Any] | None) -> Dataset:
         marks = self._marks()
         columns = tuple(self._column(name, rows, marks) for name in rows.features)
         plain = iter(np.concatenate(rows.numbers).T)
@@ -231,7 +266,7 @@ class Csv(Source):
             for column in columns
         ]
         y, classes = self._targets(rows)
-        preprocessing = Preprocessing(columns=columns, marks=marks, label=self._labels)
+        preprocessing = Preprocessing(columns=columns, optional=self.optional or (), marks=marks, label=self._labels)
         return Dataset(
             x=torch.from_numpy(np.concatenate(parts, axis=1)),
             y=y,
@@ -242,10 +277,10 @@ class Csv(Source):
             split=None if self.split_column is None else self._splits(rows),
             group=None if self.group is None else np.array(rows.texts[self.group]),
             preprocessing=preprocessing,
-            cautions=(*self._repeated(rows, client), *self._no_features(rows)),
+            cautions=(*self._not_here(rows), *self._repeated(rows, client), *self._no_features(rows)),
         )
 
-    def _column(self, name: str, rows: _Rows, marks: dict[str, float]) -> Column:
+    def _column(self, name: str, rows: Rows, marks: dict[str, float]) -> Column:
         if name not in self._categorical:
             return Column(name=name)
         if isinstance(self.categorical, dict):
@@ -256,12 +291,12 @@ class Csv(Source):
             raise InputError(f"The column '{name}' has no categories: all its cells are missing.")
         return Column(name=name, categories=listed, embedded=name in (self.embed or ()))
 
-    def _targets(self, rows: _Rows) -> tuple[Tensor, tuple[str, ...]]:
+    def _targets(self, rows: Rows) -> tuple[Tensor, tuple[str, ...]]:
         if isinstance(self.label, str):
             return targets(rows.texts[self.label], self.task)
         return targets(np.array([rows.texts[name] for name in self.label]).T, "regression")
 
-    def _splits(self, rows: _Rows) -> NDArray[np.int64]:
+    def _splits(self, rows: Rows) -> NDArray[np.int64]:
         assert self.split_column is not None
         cells = rows.texts[self.split_column]
         for at, cell in enumerate(cells):
@@ -287,7 +322,7 @@ class Csv(Source):
         said = self.split_column is not None or self.group is not None
         return [] if said else [name for name in self.drop if PERSON.search(name)]
 
-    def _repeated(self, rows: _Rows, client: NDArray[Any] | None) -> Iterator[str]:
+    def _repeated(self, rows: Rows, client: NDArray[Any] | None) -> Iterator[str]:
         owners = [""] * len(rows) if client is None else client.tolist()
         for name in self._identifiers:
             known = [(owner, cell) for owner, cell in zip(owners, rows.texts[name], strict=True) if cell]
@@ -297,7 +332,15 @@ class Csv(Source):
                     f'of one patient, some are for training and others for the test: set group = "{name}".'
                 )
 
-    def _no_features(self, rows: _Rows) -> Iterator[str]:
+    def _not_here(self, rows: Rows) -> Iterator[str]:
+        """Name columns that are left out, and that only other sites may have: a name may also be misspelt."""
+        for name in (name for name in self.drop if name not in rows.header):
+            yield (
+                f"[data] drop names the column '{name}', which this table lacks. That is right if other sites have it."
+                f"{nearest(name, rows.features)}"
+            )
+
+    def _no_features(self, rows: Rows) -> Iterator[str]:
         """Name columns that are features and were probably not meant to be."""
         may_group = self.split_column is None and self.group is None
         for name, values in zip(rows.numeric, np.concatenate(rows.numbers).T.astype(np.float64), strict=True):
@@ -316,12 +359,19 @@ class Csv(Source):
         named = {"zero": 0.0, "mean": math.nan}
         return {"": named[self.fill] if isinstance(self.fill, str) else self.fill, **self.missing}
 
-    def _features(self, table: CsvText) -> list[str]:
-        """Return the names of the feature columns."""
-        special = [*self._labels, *self.drop, *self._about_rows]
-        elsewhere = () if table.shown == str(self.path) else self.drop  # another file of the folder may have these
-        for name in (*(name for name in special if name not in elsewhere), *self._categorical):
-            require(name, table.header, f"The file {table.shown}", "column")
+    def _features(self, table: CsvText, alone: bool) -> list[str]:
+        """Return the names of the feature columns that a file has."""
+        special, optional = [*self._labels, *self.drop, *self._about_rows], self.optional or ()
+        elsewhere = () if alone else (*self.drop, *optional)
+        for name in (*special, *self._categorical, *optional):
+            if name not in elsewhere:
+                others = "" if alone or name in special else f' If other files have it, set optional = ["{name}"].'
+                require(name, table.header, f"The file {table.shown}", "column", others)
+        if optional and "" not in self._marks():
+            raise InputError(
+                f"[data] optional = {list(optional)}: these columns count as empty where they are lacking. Say what "
+                'empty cells become: fill = "mean" with normalize, or a number.'
+            )
         for name in (name for name in self.drop if name in self._labels):
             raise InputError(f"The column '{name}' is in 'drop', and it is the label: leave it out of one of them.")
         for name in self._categorical:
@@ -330,61 +380,16 @@ class Csv(Source):
         for name in self.embed or ():
             require(name, self._categorical, "'categorical'", "column")
         features = [name for name in table.header if name not in special]
+        for name in (name for name in elsewhere if name not in table.header):
+            if spelt := respelt(name, features):
+                key = "optional" if name in optional else "drop"
+                raise InputError(
+                    f"The file {table.shown} has no column '{name}', which [data] {key} names, but '{spelt}'. Spell it "
+                    "alike in all files."
+                )
         if not features:
             raise InputError(f"The file {table.shown} has no feature columns besides {', '.join(special)}.")
         return features
-
-
-def _clients(files: list[Path]) -> list[str]:
-    """Return the client of each file of a folder. Two files of one client may be an export and an older one."""
-    owner: dict[str, Path] = {}
-    for file in files:
-        # some systems write ö as o and a mark
-        name = composed(TABLE.sub(r"\1", file.name)).strip()
-        if name in owner:
-            raise InputError(
-                f"{owner[name].name} and {file.name} in the folder {file.parent} would both be the client {name}: "
-                "keep one of them there."
-            )
-        owner[name] = file
-    return [*owner]
-
-
-def _equal(files: list[Path]) -> Iterator[str]:
-    """Name files that are copies of others: a download with "(1)" in its name would be another client."""
-    first: dict[str, Path] = {}
-    for file in files:
-        other = first.setdefault(sha256(file), file)
-        if other is not file:
-            yield f"{file.name} is a copy of {other.name} and counts as another client: keep one of them in the folder."
-
-
-def _instead(found: list[Path]) -> str:
-    """Say what a folder has instead of tables, and what to do with it."""
-    if not found:
-        return "It is empty."
-    shown = f"It has {_some([file.name + '/' * file.is_dir() for file in found])}."
-    if all(file.is_dir() for file in found):
-        return f"{shown} Name one of its folders, or put their files into one: folders in it are not read."
-    for file in (file for file in found if file.is_file()):
-        with file.open("rb") as stream:
-            if workbook := WORKBOOKS.get(stream.read(4)):
-                return f"{shown} The file {file.name} is {workbook} and put that file there."
-    return f"{shown} Save each table as CSV, under a name that ends in .csv or .tsv."
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _not_read(folder: Path, found: list[Path]) -> Iterator[str]:
-    """Name what a folder has besides tables: it may be a client's file under another ending."""
-    others = [file.name for file in found if not TABLE.fullmatch(file.name)]
-    if others:
-        yield (
-            f"In the folder {folder}, only files that end in .csv or .tsv, also compressed (.gz, .xz, .bz2), are read. "
-            f"Left out: {_some(others)}."
-        )
 
 
 def _misspelt(here: Sequence[str], there: Sequence[str]) -> str:
@@ -396,54 +401,3 @@ def _misspelt(here: Sequence[str], there: Sequence[str]) -> str:
 def _shown(marks: dict[str, float]) -> list[str]:
     """Return what cells mean, as text: nan equals nothing, not even itself."""
     return sorted(f"'{mark}' = {value:g}" if mark else f"{value:g} for empty cells" for mark, value in marks.items())
-
-
-@dataclass
-class _Rows:
-    """The rows of one file, or of several: numbers of the numeric columns, and the texts of the others by column."""
-
-    shown: str
-    features: list[str]
-    texts: dict[str, list[str]]
-    header: Sequence[str] = ()  # all columns of the file
-    numbers: list[NDArray[np.float32]] = field(default_factory=list)  # in blocks
-    lines: list[int] = field(default_factory=list)
-    files: list[tuple[int, str]] = field(default_factory=list)  # where the rows of each file begin, if several
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    @property
-    def numeric(self) -> list[str]:
-        """The columns of `numbers`."""
-        return [name for name in self.features if name not in self.texts]
-
-    def where(self, at: int) -> str:
-        shown = next((name for begin, name in reversed(self.files) if begin <= at), self.shown)
-        return f"Line {self.lines[at]} of {shown}"
-
-
-def _other_columns(differ: list[str], part: _Rows, first: _Rows) -> InputError:
-    """Say which columns only one of two files has."""
-    has, lacks = (part, first) if differ[0] in part.features else (first, part)
-    spelt = nearest(differ[0], [name for name in lacks.features if name in differ])
-    remedy = f"Leave it out, drop = {json.dumps(differ, ensure_ascii=False)}, or add it where it is missing."
-    return InputError(
-        f"{lacks.shown} has no column '{differ[0]}', and {has.shown} has one. All files need the same columns."
-        + (f"{spelt} Then give both the same name." if spelt else f" {remedy}")
-    )
-
-
-def _joined(parts: list[_Rows]) -> _Rows:
-    """Put the rows of several files together. Every file has the same feature columns; the order is the first one's."""
-    first, joined = parts[0], _Rows(parts[0].shown, parts[0].features, {name: [] for name in parts[0].texts})
-    for part in parts:
-        if differ := sorted({*part.features} ^ {*first.features}):
-            raise _other_columns(differ, part, first)
-        joined.files.append((len(joined), part.shown))
-        order = [part.numeric.index(name) for name in first.numeric]
-        joined.numbers += [block[:, order] for block in part.numbers]
-        joined.lines += part.lines
-        for name, texts in joined.texts.items():
-            texts += part.texts[name]
-    return joined

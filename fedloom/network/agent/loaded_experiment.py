@@ -148,7 +148,7 @@ def check_data(site: Site) -> None:
     # only the run's loss says whether labels are numbers that can be scaled
     data = {key: value for key, value in site.data.items() if key != "scale_target"}
     experiment = parse({"data": data}, site.base)
-    federation = Plan.of(experiment).federation(experiment.seeds[0])
+    federation = Plan.of(experiment, at_site=True).federation(experiment.seeds[0])
     for file in sorted(site.base.glob("*.json")) if "preprocessing" not in data else ():
         _check_unused(file, federation)
 

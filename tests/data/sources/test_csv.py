@@ -42,8 +42,15 @@ def test_a_table_with_clients_and_marks_for_missing_values(tmp_path: Path) -> No
 
 def test_one_error_names_all_columns_that_are_not_numbers(tmp_path: Path) -> None:
     table(tmp_path, "y,id,age,sex,admitted\n1,P1,30,m,2026-11-17\n0,P2,,f,2026-11-18\n")
-    with pytest.raises(InputError, match=r"'P1' in column 'id'.*that are not numbers: age, sex, admitted\.$"):
+    said = (
+        r"'P1' in column 'id'.*that are not numbers: age \(empty cells: fill = .*\); sex \(.*categorical = .*\); "
+        r"admitted \(dates: .*drop = \[\"admitted\"\]\)\.$"
+    )
+    with pytest.raises(InputError, match=said):
         load("csv", tmp_path, path="data.csv", label="y")
+    decimals = table(tmp_path, "y;id;crp;bnp\n1;P1;3,5;1\n0;P2;;2,5\n1;P3;3;1.5\n", "decimals.csv")
+    with pytest.raises(InputError, match=r"crp \(empty cells: .*\); bnp \(numbers with points and commas\)\.$"):
+        load("csv", path=decimals, label="y")
     with pytest.raises(InputError, match=r"looks like a date.*drop = \[\"admitted\"\]\.$"):  # alone, without a list
         load("csv", tmp_path, path="data.csv", label="y", drop=["id"], fill=0, categorical=["sex"])
 

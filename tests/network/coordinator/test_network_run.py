@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -228,6 +229,21 @@ def test_the_coordinator_keeps_the_preprocessing_that_sites_use(tmp_path: Path, 
     kept = tmp_path / "net" / "preprocessing-1.json"
     assert Preprocessing.read(kept) == (agreed if normalize == "federated" else agreed.replace(mean=(), std=()))
     assert not any("`fedloom predict` cannot" in text for text in run.said)
+
+
+def test_a_site_whose_table_lacks_an_optional_column_takes_part(tmp_path: Path) -> None:
+    rows = [(age, ("icu", "general")[age % 2], int(age % 3 > 0)) for age in range(20, 80)]
+    (tmp_path / "whole.csv").write_text("age,ward,dead\n" + "".join(f"{a},{w},{d}\n" for a, w, d in rows))
+    (tmp_path / "lacks.csv").write_text("dead,age\n" + "".join(f"{d},{a}\n" for a, _, d in rows))
+    agreed = agree_on_wards(tmp_path).replace(marks={"": nan}, missing=True, optional=("ward",))
+    agreed.write(tmp_path / "agreed.json")
+    data = {"source": "csv", "path": str(tmp_path / "whole.csv"), "label": "dead", "optional": ["ward"]}
+    data |= {"partition": {"name": "iid", "clients": 2}, "preprocessing": str(tmp_path / "agreed.json")}
+    task = {"model": "logistic", "args": {"features": 3}}
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1, "data": data, "task": task}, {}, {})
+    run.tables[1]["data"] = {**run.tables[1]["data"], "path": str(tmp_path / "lacks.csv")}
+    assert run.run(Silent()).status == "done"
+    assert Preprocessing.read(tmp_path / "net" / "preprocessing-1.json").optional == ("ward",)  # for `fedloom predict`
 
 
 def _token(run: InProcessRun) -> str:
