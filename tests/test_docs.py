@@ -135,6 +135,11 @@ def test_the_seven_ways_to_copy_are_those_of_the_demo() -> None:
     assert all(given[table] == demo[table] for table in ("rounds", "seeds", "data", "task", "train", "algorithm"))
 
 
+def test_the_file_of_the_lesson_about_the_cost_of_privacy_is_among_the_examples() -> None:
+    shown = blocks(ROOT / "docs" / "how-to" / "teach.md", "toml")
+    assert (ROOT / "examples" / "privacy-cost.toml").read_text(encoding="utf-8") in shown
+
+
 @pytest.mark.slow
 def test_the_page_about_predictions_shows_what_its_commands_print(tmp_path: Path) -> None:
     page = ROOT / "docs" / "how-to" / "predict.md"
@@ -167,6 +172,8 @@ def test_commands_in_the_documentation_run(page: Path, tmp_path: Path, monkeypat
                 command += ["--set", "seeds=[1]"]  # tutorials have several for their statistics; one shows that it runs
             if command[:2] == ["fedloom", "run"] and page.name == "seven-ways.md":
                 command += ["--set", "rounds=2", "--no-report"]
+            if command[:2] == ["fedloom", "sweep"] and page.name == "teach.md":
+                command += ["--set", "rounds=1", "--set", "seeds=[1]"]
             if command[:1] == ["fedloom"]:
                 run_fedloom(command[1:], tmp_path)
             elif command[:1] == ["python"] and (tmp_path / command[1]).is_file():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import threading
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -130,9 +129,9 @@ def sweep(
     prune: After a third of the rounds, continue only with the better half.
     out: The sweep's folder (default: runs/NAME-sweep).
     """
-    from fedloom.files import toml_text
     from fedloom.tuning import search_space
     from fedloom.tuning.sweep import sweep as try_all
+    from fedloom.tuning.sweep_advice import advice
 
     changes = shared.with_workers(changes, workers)
     choices, changed = search_space.parse_over(over or []), shared.parse_changes(changes)
@@ -142,21 +141,8 @@ def sweep(
     if found is None:
         raise _stopped()
     write = shared.print_json(found.json(), quiet=quiet) if as_json else shared.print_rows(found.table())
-    labels = dict.fromkeys(trial.label for trial in found.trials)
-    for best in (one for label in labels if (one := found.best(label)) is not None):
-        chosen = [f"{key}={toml_text(value)}" for key, value in best.setting.items()]
-        repeated = [word for change in [*(changes or []), *chosen] for word in ("--set", change)]
-        only = ["--only", best.label] if len(labels) + len(found.unchanged) > 1 else []
-        again = ["fedloom", "run", str(file), *only, *repeated, "--out", str(found.folder / f"best-{best.label}")]
-        names = [search_space.name(one.setting) for one in found.ties(best)]
-        if len(names) == 1:
-            write(f"Best on validation data: {names[0]} ({best.label}). Measure it on test data, once:")
-        else:
-            tie = f"{len(names)} settings tie on validation data: {'; '.join(names)} ({best.label})"
-            write(f"{tie}. Measure one on test data, once:")
-        write(f"  {shlex.join(again)}")
-        for hint in found.at_edge(best) if len(names) == 1 else ():
-            write(hint)
+    for line in advice(found, file, changes or []):
+        write(line)
     write(f"Table: {found.folder / 'sweep.csv'}")
     if (found.folder / "sweep.png").is_file():
         write(f"Picture: {found.folder / 'sweep.png'}")

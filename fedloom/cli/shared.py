@@ -302,7 +302,7 @@ def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: 
 
     run = RunData.read(result.folder)
     made, cautions = table(result, metric), on_screen(run)
-    if as_json or quiet:  # otherwise they were shown when the run began
+    if as_json:  # otherwise they were shown when the run began, with -q in the log
         cautions += run.facts.get("cautions about the data") or []
     if as_json:
         return print_json({**result.json(), "cautions": cautions}, quiet=quiet)

@@ -38,6 +38,7 @@ from fedloom.results.table import Table, Value, show
 from fedloom.results.table import write as write_tables
 from fedloom.tuning import sweep_figure, sweep_folder
 from fedloom.tuning.search_space import Choices, Setting, name, settings, short
+from fedloom.tuning.sweep_advice import promises
 
 MODELS = {  # the model and the data that settings are ranked by, as keys of a cell's numbers and in words
     "server_validation": "the global model on validation data",
@@ -88,6 +89,7 @@ class SweepResult:
     measured: str  # which model on which data, in words
     trials: tuple[Trial, ...]  # the best first
     unchanged: tuple[str, ...] = ()  # algorithms that no setting changes: they were not run
+    spends: bool = False  # whether settings have differential privacy: each run of theirs spends its own ε
 
     @property
     def keys(self) -> list[str]:
@@ -102,17 +104,6 @@ class SweepResult:
     def ties(self, best: Trial) -> list[Trial]:
         """Return the settings of the same algorithm that have the mean of the best one, which is the first of them."""
         return [trial for trial in self.trials if trial.label == best.label and self.rank(trial) == self.rank(best)]
-
-    def at_edge(self, best: Trial) -> Iterator[str]:
-        """Say for which numbers the best setting has the smallest or largest that was tried: others may be better."""
-        for key, value in best.setting.items():
-            tried = [trial.setting[key] for trial in self.trials if trial.label == best.label and key in trial.setting]
-            numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in tried)
-            if not numbers or len({*tried}) < 2:
-                continue
-            for word, edge, beyond in (("smallest", min(tried), "smaller"), ("largest", max(tried), "larger")):
-                if value == edge:
-                    yield f"{key} = {short(value)} is the {word} that was tried: {beyond} ones may be better."
 
     def rank(self, trial: Trial) -> int | None:
         """Return a setting's place; equal means share one, and what failed or was not run to the end has none."""
@@ -140,7 +131,9 @@ class SweepResult:
         if not any(trial.error for trial in self.trials):
             del columns[-1]
         rows = tuple(tuple(value(trial) for _, _, value in columns) for trial in self.trials)
-        note = say("note", "sweep", tried=len(self.trials), metric=self.metric.name, measured=self.measured)
+        about = {"tried": len(self.trials), "metric": self.metric.name, "measured": self.measured}
+        chosen = "" if promises(self) else say("note", "sweep_chooses")
+        note = f"{say('note', 'sweep', **about)} {chosen}".rstrip()
         note = " ".join([note, *self.cautions()])
         ranks = [rank for trial in self.trials if (rank := self.rank(trial)) is not None]
         if len(set(ranks)) < len(ranks):
@@ -155,11 +148,14 @@ class SweepResult:
         return float(style.clip_share(end, self.metric.percent)) if over_seeds.std else None
 
     def cautions(self) -> Iterator[str]:
-        """What few seeds leave open."""
+        """What few seeds leave open, and what clients pay for all these runs."""
         seeds = min((trial.spread.count for trial in self.trials if trial.values), default=FEW_SEEDS)
         if seeds < FEW_SEEDS:
             yield say("caution", "one_seed" if seeds == 1 else "few_seeds", seeds=seeds)
             yield say("caution", "near_in_a_sweep")
+        if self.spends:
+            runs = sum(trial.spread.count for trial in self.trials)
+            yield say("caution", "spent_in_a_sweep", runs=runs)
 
     def figure(self) -> CaptionedFigure | None:
         """Draw every algorithm with the settings that it was tried with; None if nothing was varied."""
@@ -173,10 +169,14 @@ class SweepResult:
         return files
 
     def in_short(self) -> str:
-        """The best setting with its number; empty if nothing was measured."""
+        """The best setting with its number, or from where to where the numbers go; empty if nothing was measured."""
         best = self.best()
         if best is None:
             return ""
+        if promises(self):
+            means = sorted(trial.spread.mean for trial in self.trials if self.rank(trial) is not None)
+            low, high = (show(mean, self.metric.number_format) for mean in (means[0], means[-1]))
+            return f"{low} to {high} validation {self.metric.name}"
         label = f"{best.label}, " if len({trial.label for trial in self.trials}) > 1 else ""
         mean = show(best.spread.mean, self.metric.number_format)
         return f"{label}{name(best.setting)}: {mean} validation {self.metric.name}"
@@ -270,7 +270,8 @@ def sweep(
         if not train(None, fresh):
             return None
         unchanged = tuple(label for label in first.algorithm if label not in labels)
-        ranked = replace(_ranked(folder, first, trials), unchanged=unchanged)
+        spends = any(one.privacy.dp or one.privacy.example_dp for one in written)
+        ranked = replace(_ranked(folder, first, trials), unchanged=unchanged, spends=spends)
         ranked.write()
         return ranked
 

@@ -59,7 +59,10 @@ def overview(run: RunData, control: Json) -> Json:
         "status": overall({cell["status"] for cell in cells}, abandoned),
         "rounds": rounds,
         "cells": cells,
-        "labels": [{"label": label, **_style(number)} for number, label in enumerate(run.labels)],
+        "labels": [
+            {"label": label, "pooled": run.is_pooled(label), **_style(number)}
+            for number, label in enumerate(run.labels)
+        ],
         "seeds": run.seeds,
         "metrics": [
             {"name": name, "percent": metric.percent, "share": metric.share, "up": metric.higher_is_better}
@@ -254,15 +257,20 @@ def clients(live: LiveRun, label: str, seed: int, metric: str, phase: str) -> Js
     seen = np.zeros(count)
     seen[who] = took[:, 0]  # here too
     missed = [np.bincount(table[:, 1].astype(np.int64), minlength=count)[:count] for table in cell.marked.values()]
+    part: dict[str, Any] = {
+        "took_part": np.bincount(who, minlength=count).tolist(),
+        "last_round": seen.astype(int).tolist(),
+        "not_counted": np.sum(missed, axis=0).tolist(),
+        "bytes_up": np.bincount(who, took[:, 2], count).astype(np.int64).tolist(),
+        "bytes_down": np.bincount(who, took[:, 3], count).astype(np.int64).tolist(),
+    }
+    if run.is_pooled(label):  # zeros would say that nothing leaves, and every example does
+        part = dict.fromkeys(part, [None] * count)
     return {
         "names": run.client_names,
         "columns": {
             **{split: [row[split] for row in run.clients] for split in ("train", "validation", "test")},
-            "took_part": np.bincount(who, minlength=count).tolist(),
-            "last_round": seen.astype(int).tolist(),
-            "not_counted": np.sum(missed, axis=0).tolist(),
-            "bytes_up": np.bincount(who, took[:, 2], count).astype(np.int64).tolist(),
-            "bytes_down": np.bincount(who, took[:, 3], count).astype(np.int64).tolist(),
+            **part,
             "value": _rounded(value),
             "measured": measured.astype(int).tolist(),
         },

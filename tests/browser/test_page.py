@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -299,6 +300,21 @@ def test_the_table_is_filtered_and_paged(tmp_path: Path, watched: Watched, open_
     run.add(1)  # a new round does not disturb what is being typed
     rounds_said(page, "2 of 10")
     assert page.evaluate("document.activeElement.value") == "HOSPITAL-12"
+
+
+def test_of_a_pooled_model_it_says_that_every_example_leaves(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    run = GrowingRun(tmp_path / "run", ["fedavg", "pooled"], (1,)).add(2)
+    with sqlite3.connect(run.folder / "run.db") as database:  # a pooled model trains at one more client than there are
+        database.execute("DELETE FROM participants WHERE cell = 2 AND client > 0")
+        database.execute("UPDATE participants SET client = 3 WHERE cell = 2")
+    page = open_page(watched(run).url)
+    page.get_by_text("sent by clients, without pooled", exact=True).wait_for()
+    show(page, "clients")
+    assert "every example leaves" not in page.inner_text("main")
+    page.get_by_label("Algorithm").select_option("pooled")
+    page.get_by_text("pooled trains on all data in one place: every example leaves its client.").wait_for()
+    assert "0 B" not in page.inner_text("main table")
+    assert page.locator("main tbody tr").first.locator("td").all_inner_texts()[2:7] == ["–"] * 5
 
 
 def test_several_runs_stand_side_by_side(tmp_path: Path, watched: Watched, open_page: Open) -> None:

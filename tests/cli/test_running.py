@@ -119,6 +119,16 @@ def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Pat
     assert len(list((folder / "runs").iterdir())) == 2
 
 
+@pytest.mark.parametrize("quiet", [[], ["-q"]], ids=["with progress", "quiet"])
+def test_each_caution_about_the_data_is_printed_once(folder: Path, quiet: list[str]) -> None:
+    rows = [f"{who},{number / 20},{int(number >= 10)}" for who in "ab" for number in range(20)]
+    (folder / "mine.csv").write_text("\n".join(["who,x,y", *rows]))
+    data = "data={source='csv', path='mine.csv', client='who', label='y'}"
+    changes = ("--set", data, "--set", "cohort={}", "--set", "task.model=logistic", "--set", "rounds=1")
+    said = fedloom("run", "small.toml", "--no-report", *quiet, *changes, folder=folder).stderr
+    assert said.count("x alone gives the label away") == 1
+
+
 def test_the_terminal_says_if_algorithms_computed_the_same_or_a_metric_is_undefined(folder: Path) -> None:
     (folder / "mine.py").write_text("def nothing(outputs, labels):\n    return float('nan')\n")
     tables = ("rounds=1", "algorithm={fedavg={}, again={name='fedavg'}}", "task.metrics=['mine.py:nothing','accuracy']")

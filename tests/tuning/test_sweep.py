@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -257,15 +258,10 @@ def test_settings_with_other_algorithms_are_refused(file: Path) -> None:
         sweep(file, parse_over(["algorithm={fedavg={}},{fedprox={}}"]))
 
 
-@pytest.mark.parametrize(
-    ("best", "said"),
-    [(0.1, "lr = 0.1 is the smallest"), (0.2, ""), (0.3, "lr = 0.3 is the largest that was tried: larger")],
-)
-def test_a_best_setting_at_the_edge_is_named(tmp_path: Path, best: float, said: str) -> None:
-    tried = [Trial({"lr": lr, "name": "x", "table": {}}, "a", values={1: float(lr == best)}) for lr in (0.1, 0.2, 0.3)]
-    other = Trial({"lr": 0.9}, "b", values={1: 0.0})
-    found = SweepResult(tmp_path, MetricInfo("accuracy", True, True), "", (*tried, other))
-    hints = " ".join(found.at_edge(next(one for one in tried if one.values[1])))
-    assert said in hints
-    assert bool(said) == bool(hints)
-    assert not [*found.at_edge(other)]
+def test_a_sweep_knows_whether_its_settings_spend(file: Path, tmp_path: Path) -> None:
+    once: dict[str, Any] = {"rounds": 1, "algorithm": {"fedavg": {"weights": "uniform"}}}
+    for privacy, spends in ({}, False), ({"dp": {"noise_multiplier": 1.0, "clip": 1.0}}, True):
+        given = {**once, "privacy": privacy}
+        found = sweep(file, parse_over(["train.lr=0.1,0.2"]), changes=given, out=tmp_path / str(spends))
+        assert found is not None
+        assert found.spends == spends

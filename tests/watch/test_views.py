@@ -275,7 +275,9 @@ def test_the_distribution_is_of_the_last_measured_round_up_to_the_chosen_one(tmp
 def test_the_pooled_baseline_has_no_client_of_its_own_in_the_table(comparison: Path) -> None:
     live = LiveRun(comparison)
     found = views.clients(live, "pooled", 1, "accuracy", "pre_fit")
-    assert found["columns"]["took_part"] == [0, 0, 0, 0]
+    for column in ("took_part", "last_round", "not_counted", "bytes_up", "bytes_down"):
+        assert found["columns"][column] == [None] * 4  # not 0: every example leaves
+    assert {one["label"] for one in views.overview(live.data(), CONTROL)["labels"] if one["pooled"]} == {"pooled"}
     _, _, states = unpacked(views.matrix(live, "pooled", 1, "accuracy", "pre_fit"))
     assert not states.any()
     assert views.settings(live.data())["data"].keys() == {"1"}  # both seeds have the same

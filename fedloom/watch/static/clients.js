@@ -73,6 +73,7 @@ export function open(into, context) {
     /** @param {string} key @param {number} client */
     const text = (key, client) => {
       const value = table.columns[key][client];
+      if (value === null) return "–";
       return key === "value" ? shown(value, metric) : key.startsWith("bytes") ? bytes(value) : (key === "measured" || key === "last_round") && !value ? "–" : String(value);
     };
     const head = COLUMNS.map(([key, words]) => {
@@ -83,7 +84,9 @@ export function open(into, context) {
     const body = numbers.slice(page * ROWS, (page + 1) * ROWS).map((client) => el("tr", { class: client === state.client ? "chosen" : null }, el("th", { class: "text", scope: "row" }, table.names[client]), ...COLUMNS.slice(1).map(([key]) => el("td", {}, text(key, client)))));
     redraw(scroll, () => scroll.replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body))));
     const from = numbers.length ? page * ROWS + 1 : 0;
-    count.textContent = `${numbers.length} of ${table.names.length} clients; rows ${from} to ${Math.min((page + 1) * ROWS, numbers.length)}.`;
+    const pooled = context.run().labels.some((one) => one.label === state.label && one.pooled);
+    const leaves = pooled ? ` ${state.label} trains on all data in one place: every example leaves its client.` : "";
+    count.textContent = `${numbers.length} of ${table.names.length} clients; rows ${from} to ${Math.min((page + 1) * ROWS, numbers.length)}.${leaves}`;
     /** @param {string} words @param {number} to */
     const button = (words, to) => el("button", { type: "button", disabled: to < 0 || to > last || to === page, onclick: () => { page = to; show(); } }, words);
     redraw(pages, () => pages.replaceChildren(...(last ? [button("First", 0), button("Previous", page - 1), button("Next", page + 1), button("Last", last)] : [])));

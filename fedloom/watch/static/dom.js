@@ -1,7 +1,7 @@
 // Elements, numbers in words, and requests. Text always becomes a text node: nothing that a run holds is read as HTML.
 
 /** @typedef {string | number | Node | null | undefined} Child */
-/** @typedef {{label: string, colour: string, dark: string, dashes: number[]}} Style */
+/** @typedef {{label: string, colour: string, dark: string, dashes: number[], pooled?: boolean}} Style */
 /** @typedef {{name: string, percent: boolean, share: boolean, up: boolean}} Metric */
 
 /**

@@ -168,6 +168,8 @@ function overview() {
     /** @param {string} big @param {string} small @param {string} [tone] */
     const card = (big, small, tone = "") => el("div", { class: "card" }, el("b", { class: tone }, big), el("span", {}, small));
     const spent = run.epsilon.map((one) => card(`ε ${one.spent.toPrecision(3)}${one.budget ? ` of ${one.budget}` : ""}`, `${one.label}, seed ${one.seed}: ${one.word}`));
+    const pooled = run.labels.filter((one) => one.pooled).map((one) => one.label);
+    const federated = pooled.length ? `, without ${pooled.join(", ")}` : "";
     return el("div", {},
       context.overviews.length > 1 ? el("h2", {}, run.name) : null,
       el("div", { class: "cards" },
@@ -175,7 +177,7 @@ function overview() {
         card(all ? `${done} of ${all}` : String(done), run.cells.length > 1 ? `rounds; ${finished} of ${run.cells.length} cells` : "rounds"),
         card(time[0], time[1]),
         card(String(run.clients), "clients"),
-        card(bytes(run.bytes_up), "sent by clients"), card(bytes(run.bytes_down), "received by clients"), ...spent),
+        card(bytes(run.bytes_up), `sent by clients${federated}`), card(bytes(run.bytes_down), `received by clients${federated}`), ...spent),
       all ? el("progress", { max: all, value: done, "aria-label": `Rounds of ${run.name}` }) : null,
       controls(run, number));
   });
