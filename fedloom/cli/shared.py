@@ -292,6 +292,7 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
 
 def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: bool = False) -> Callable[[str], None]:
     """Print a run's numbers; return how to print what follows them."""
+    from fedloom.results.clients_of_seeds import about_data
     from fedloom.results.report_warnings import about_numbers
     from fedloom.results.run_data import RunData
     from fedloom.results.summary import table
@@ -299,7 +300,7 @@ def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: 
     run = RunData.read(result.folder)
     made, cautions = table(result, metric), about_numbers(run)
     if as_json or quiet:  # otherwise they were shown when the run began
-        cautions += run.facts.get("cautions about the data") or []
+        cautions += about_data(run)
     if as_json:
         return print_json({**result.json(), "cautions": cautions}, quiet=quiet)
     console(100).print(made)

@@ -103,6 +103,6 @@ def test_a_caption_says_that_drawn_clients_are_other_clients(run: RunData) -> No
 
 def test_clients_that_a_mean_leaves_out_are_named(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "undefined" not in str(on_screen(run.result).caption)
-    monkeypatch.setattr("fedloom.results.summary.undefined_at", lambda run, metric: {0})
-    name = run.client_name(0)
-    assert str(on_screen(run.result).caption).endswith(f" accuracy is undefined at {name}: means leave that out.")
+    monkeypatch.setattr("fedloom.results.summary.undefined_at", lambda run, metric: "1 of 4 clients in seed 2")
+    said = " accuracy is undefined at 1 of 4 clients in seed 2: means leave them out."
+    assert str(on_screen(run.result).caption).endswith(said)

@@ -73,7 +73,7 @@ export function open(into, context) {
     /** @param {string} key @param {number} client */
     const text = (key, client) => {
       const value = table.columns[key][client];
-      return key === "value" ? shown(value, metric) : key.startsWith("bytes") ? bytes(value) : (key === "measured" || key === "last_round") && !value ? "–" : String(value);
+      return key === "value" ? shown(value, metric) : key.startsWith("bytes") ? bytes(value) : value === null || ((key === "measured" || key === "last_round") && !value) ? "–" : String(value);
     };
     const head = COLUMNS.map(([key, words]) => {
       const sorted = state.sort === key ? (state.down ? "descending" : "ascending") : null;
