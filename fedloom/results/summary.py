@@ -11,7 +11,7 @@ from rich.table import Table
 from fedloom.errors import InputError, nearest
 from fedloom.privacy.words import TEST_SET
 from fedloom.results.clients_of_seeds import undefined_at
-from fedloom.results.comparisons import ABOUT_CLIENTS, best_first, finished, headline_of, main_comparison
+from fedloom.results.comparisons import ABOUT_CLIENTS, best_labels, finished, headline_of, main_comparison
 from fedloom.results.disclosure import not_evaluated
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import RunData
@@ -30,13 +30,14 @@ COLUMNS = {  # in the order in which a round measures them
 
 
 def in_short(run: RunData) -> str:
-    """The best algorithm that leaves the data where it is, with its number; empty if no cell is done."""
+    """The best algorithm that leaves the data where it is, or all that are tied, with the number; empty if none."""
     main = main_comparison(run)
     if main is None:
         return ""
-    best = best_first(run, main)[0]
+    best, *tied = best_labels(run, main)
     mean = statistics.fmean(main.values[best].values())
-    return f"{best}: {show(mean, main.metric.number_format)} {main.metric.name}"
+    several = "" if not tied else f" and {tied[0] if len(tied) == 1 else f'{len(tied)} more'}"
+    return f"{best}{several}: {show(mean, main.metric.number_format)} {main.metric.name}"
 
 
 def table(result: Result, metric: str | None = None) -> Table:
