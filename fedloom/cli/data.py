@@ -27,8 +27,11 @@ def describe(file: File, changes: Changes = None, picture: Path | None = None) -
     from fedloom.experiment.plan import Plan
 
     experiment = _load(file, changes)
-    federation = Plan.of(experiment, at_site=_is_site(file)).federation(experiment.seeds[0])
-    console(80).print(describe.table(describe.describe(federation)))
+    plan, seed = Plan.of(experiment, at_site=_is_site(file)), experiment.seeds[0]
+    federation = plan.federation(seed)
+    console(80).print(describe.table(describe.describe(federation, plan.in_seed(seed))))
+    if plan.draws_clients:
+        print(f"These are the clients of seed {seed}: every seed draws its own.")
     if experiment.system is not None:
         from fedloom.clock.describe import table
 

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.data import scarcity
 from fedloom.data.federation import Federation
 from fedloom.data.plausibility import suspicions
+from fedloom.data.scarcity import Numbers, client_and_label, first_five, labels_of_clients
 from fedloom.data.split import SPLITS
 
-Numbers = NDArray[np.int64]
 SOME = 10_000  # examples whose values are looked at
 COMMON = 0.6  # a share of one label that a model should be compared with
 LARGE = 30.0  # from this size of features on, steps with usual learning rates are too long
@@ -52,8 +53,8 @@ class Description:
         return int(self.sizes.sum())
 
 
-def describe(federation: Federation) -> Description:
-    """Count the examples of every client.
+def describe(federation: Federation, where: str = "") -> Description:
+    """Count the examples of every client. Warnings about clients add `where`, such as " in seed 1".
 
     >>> federation = Federation.from_arrays(np.zeros((6, 1)), [0, 0, 0, 0, 1, 1], client=["a"] * 3 + ["b"] * 3)
     >>> description = describe(federation)
@@ -63,7 +64,7 @@ def describe(federation: Federation) -> Description:
     '1 of 2 clients has only one label: a.'
     """
     sizes = np.stack([federation.sizes(split) for split in SPLITS])
-    labels, largest = _labels(federation)
+    labels, largest = labels_of_clients(federation)
     return Description(
         names=range(federation.clients) if federation.names is None else federation.names,
         sizes=sizes,
@@ -71,7 +72,7 @@ def describe(federation: Federation) -> Description:
         largest=largest,
         classes=federation.classes,
         server={name: len(y) for name, (_, y) in federation.server.items()},
-        warnings=(*suspicions(federation), *_warnings(federation, sizes, labels), *_of_values(federation)),
+        warnings=(*suspicions(federation, where), *_warnings(federation, sizes, where), *_of_values(federation)),
         features=federation.features,
     )
 
@@ -88,7 +89,7 @@ def label_counts(federation: Federation, most: int = 200) -> dict[str, object] |
     classes, clients = len(federation.classes), federation.clients
     if not 0 < classes <= most or clients > most:
         return None
-    pairs = _client_and_label(federation)
+    pairs = client_and_label(federation)
     some = {"counts": pairs, "tested": pairs[federation.indices(federation.everyone, "test").numpy()]}
     counted = {name: np.bincount(one, minlength=clients * classes) for name, one in some.items()}
     return {
@@ -139,49 +140,16 @@ def _names(what: str, names: Sequence[str], meaning: str = "") -> str:
     return f"\n{len(names):,} {what}{meaning}: {shorten(', '.join(names), 400, placeholder=' …')}" if names else ""
 
 
-def _labels(federation: Federation) -> tuple[Numbers, NDArray[np.float64]]:
-    """Return the number of labels of each client, and the share of its most common label."""
-    sizes, classes = np.diff(federation.offsets), len(federation.classes)
-    if classes == 0:
-        return np.zeros(len(sizes), dtype=np.int64), np.full(len(sizes), np.nan)
-    # only pairs that occur are counted: a table of clients × classes may not fit into memory
-    pairs, counts = np.unique(_client_and_label(federation), return_counts=True)
-    labels = np.bincount(pairs // classes, minlength=len(sizes))
-    most = np.maximum.reduceat(counts, np.concatenate([[0], np.cumsum(labels)[:-1]]))
-    return labels, most / sizes
-
-
-def _client_and_label(federation: Federation) -> Numbers:
-    """Return client × classes + label of every example: one number for each pair."""
-    clients = np.repeat(np.arange(federation.clients), np.diff(federation.offsets))
-    pairs: Numbers = clients * len(federation.classes) + federation.y.numpy()
-    return pairs
-
-
-def _warnings(federation: Federation, sizes: Numbers, labels: Numbers) -> Iterator[str]:
-    def clients(where: NDArray[np.bool_], what: str) -> Iterator[str]:
-        found = np.flatnonzero(where)
-        if len(found):
-            verb = "has" if len(found) == 1 else "have"
-            names = _first_five([federation.name(int(client)) for client in found[:6]])
-            yield f"{len(found):,} of {federation.clients:,} clients {verb} {what}: {names}."
-
-    train, validation, test = sizes
-    if len(federation.classes) > 1:
-        yield from clients(labels == 1, "only one label")
-    yield from clients(train == 1, "only one training example")
-    said = federation.split_sizes is not None  # by the data: a split that nobody has is not meant to be there
-    if validation.any() if said else federation.split.validation > 0:
-        yield from clients(validation == 0, "no validation examples")
-    if test.any() if said else federation.split.test > 0:
-        yield from clients(test == 0, "no test examples")
-    if not test.any() and "test" not in federation.server:
+def _warnings(federation: Federation, sizes: Numbers, where: str) -> Iterator[str]:
+    yield from scarcity.sentences(federation, where)
+    if not sizes[SPLITS.index("test")].any() and "test" not in federation.server:
         yield "There are no test examples, so results have no numbers on test data: split = [0.6, 0.2, 0.2] makes some."
     if federation.classes:
         counts = np.bincount(federation.y.numpy(), minlength=len(federation.classes))
         absent = [name for name, count in zip(federation.classes, counts, strict=True) if count == 0]
         if absent:
-            yield f"No client has examples of {len(absent):,} of {len(counts):,} classes: {_first_five(absent)}."
+            few = f"{len(absent):,} of {len(counts):,} classes"
+            yield f"No client has examples of {few}{where}: {first_five(absent)}."
 
 
 def _of_values(federation: Federation) -> Iterator[str]:
@@ -237,7 +205,3 @@ def _scales(federation: Federation, some: NDArray[np.float64]) -> Iterator[str]:
     elif (size := np.hypot(middle, spread)[varying]).max() > LARGE:
         name = names[int(varying[size.argmax()])]
         yield f"Features are large: {name} is about {size.max():.3g}, and models learn best near 1. {advice}"
-
-
-def _first_five(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (", …" if len(names) > 5 else "")

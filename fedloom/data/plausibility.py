@@ -38,8 +38,11 @@ MARKS = tuple(sign * number for number in (99.0, 999.0, 9999.0, 99999.0) for sig
 NO_LABEL = ("na", "n/a", "#n/a", "nan", "null", "missing", "?")
 
 
-def suspicions(federation: Federation) -> Iterator[str]:
-    """Yield a sentence about each thing that is probably a mistake. On a network there is no data here to look at."""
+def suspicions(federation: Federation, where: str = "") -> Iterator[str]:
+    """Yield a sentence about each thing that is probably a mistake. On a network there is no data here to look at.
+
+    Sentences about single clients add `where`, such as " in seed 1".
+    """
     if len(federation.classes) == 1 and len(federation.y):
         yield f"The label has one class only ({federation.classes[0]}): from this data alone there is nothing to learn."
     if absent := [name for name in federation.classes if name.strip().casefold() in NO_LABEL]:
@@ -60,14 +63,14 @@ def suspicions(federation: Federation) -> Iterator[str]:
     rows = np.arange(0, len(federation.x), len(federation.x) // MOST + 1)
     owner = np.searchsorted(federation.offsets, rows, side="right") - 1
     (values, known), y = _as_measured(federation, rows, owner), federation.y[rows].double().numpy()
-    yield from _never_measured(federation)
+    yield from _never_measured(federation, where)
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
         yield from _never_varies(name, one, name in federation.preprocessing.optional)
         yield from _dates(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
         yield from _marks_gaps(name, one)
-        yield from _unit_of_clients(federation, name, one, owner, known[:, place])
+        yield from _unit_of_clients(federation, name, one, owner, known[:, place], where)
     for place, name in enumerate(federation.features):
         yield from _gives_away(name, values[:, place], y, len(federation.classes))
     some = slice(MOST_COMPARED)
@@ -117,7 +120,7 @@ def _as_measured(
     return np.where(finite, values, means), known
 
 
-def _never_measured(federation: Federation) -> Iterator[str]:
+def _never_measured(federation: Federation, where: str) -> Iterator[str]:
     """A column that some clients never filled in, and others did."""
     fitted, bounds = federation.preprocessing, np.asarray(federation.offsets)
     if not fitted.missing or not 2 <= federation.clients <= MOST:
@@ -142,7 +145,7 @@ def _never_measured(federation: Federation) -> Iterator[str]:
         lacking = [names[one] for one in np.flatnonzero(absent & (sizes >= FEWEST_KNOWN))]
         if lacking and varies:
             shown = ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")
-            yield f"{column.name} is empty in {rows} of {shown}: the model gets {instead} there."
+            yield f"{column.name} is empty in {rows} of {shown}{where}: the model gets {instead} there."
 
 
 def _never_varies(name: str, one: Numbers, optional: bool) -> Iterator[str]:
@@ -229,7 +232,7 @@ def _marks_gaps(name: str, one: Numbers) -> Iterator[str]:
 
 
 def _unit_of_clients(
-    federation: Federation, name: str, one: Numbers, owner: NDArray[np.int64], known: NDArray[np.bool_]
+    federation: Federation, name: str, one: Numbers, owner: NDArray[np.int64], known: NDArray[np.bool_], where: str
 ) -> Iterator[str]:
     """Compare what clients measured; what is missing would pull them towards each other."""
     if federation.preprocessing.clients or not 2 <= federation.clients <= MOST:
@@ -241,7 +244,7 @@ def _unit_of_clients(
         for client, part in enumerate(parts)
         if len(part) >= FEWEST_KNOWN
     }
-    yield from _other_unit(name, typical)
+    yield from _other_unit(name, typical, where)
 
 
 def units_of_sites(name: str, moments: Mapping[str, Moment]) -> Iterator[str]:
@@ -254,7 +257,7 @@ def units_of_sites(name: str, moments: Mapping[str, Moment]) -> Iterator[str]:
     yield from _other_unit(name, typical)
 
 
-def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]]) -> Iterator[str]:
+def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]], where: str = "") -> Iterator[str]:
     """A client whose values are far from those of the others: perhaps another unit.
 
     `typical` has the centre, the size and the spread of each client's values.
@@ -277,9 +280,10 @@ def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]]) ->
             continue  # one sentence is enough for two
         if other_unit:
             times = f"{np.median(np.exp(side * ratio)):,.0f} times {'larger' if side > 0 else 'smaller'}"
-            yield f"{name} is about {times} at {client} than elsewhere: {doubt}"
+            yield f"{name} is about {times} at {client} than elsewhere{where}: {doubt}"
         elif apart.min() > OTHER_ZERO:
-            yield f"{name} is about {centre:.4g} at {client} and {np.median(others[:, 0]):.4g} elsewhere: {doubt}"
+            usual_centre = f"{np.median(others[:, 0]):.4g} elsewhere{where}"
+            yield f"{name} is about {centre:.4g} at {client} and {usual_centre}: {doubt}"
 
 
 def _gives_away(name: str, one: Numbers, y: Numbers, classes: int) -> Iterator[str]:

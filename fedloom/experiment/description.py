@@ -9,6 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 
+def keeps_clients(data: Mapping[str, Any]) -> bool:
+    """Whether all seeds have the same clients, by a `[data]` table, even if each seed splits their examples anew.
+
+    >>> [keeps_clients({"seed": "run", "partition": name}) for name in ("natural", {"name": "dirichlet"})]
+    [True, False]
+    """
+    partition = data.get("partition")
+    name = partition.get("name") if isinstance(partition, Mapping) else partition
+    whole = data.get("clients") is None and data.get("server", "none") == "none"  # nobody is left out
+    return data.get("seed") not in (None, "run") or (name in (None, "natural") and whole)
+
+
 def identity(description: Mapping[str, Any]) -> str:
     """Return the fingerprint of an experiment's description."""
     return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()

@@ -31,6 +31,7 @@ from fedloom.data.sources.base import locate
 from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError, ParameterError
 from fedloom.experiment import unequal_weights
+from fedloom.experiment.description import keeps_clients
 from fedloom.experiment.experiment_file import NO_DATA, Experiment
 from fedloom.experiment.model_outputs import model_args
 from fedloom.experiment.tables import DataTable, EvaluateTable, RunTable
@@ -74,6 +75,7 @@ class Plan:
     system: System | None = None  # clients as machines, in virtual time
     base: Path = Path()  # the folder that relative paths start at
     code_files: Callable[[], Mapping[str, Path]] = dict  # your own, if there is an experiment file
+    draws_clients: bool = False  # whether every seed may have clients of its own
 
     def __post_init__(self) -> None:
         if self.rounds == 0 and self.privacy.on:
@@ -92,6 +94,10 @@ class Plan:
                 aggregation.check(self.privacy.secure_aggregation, algorithm, self.cohort, label=label)
         for algorithm in self.algorithms.values():
             self.compress.check(algorithm, self.privacy)
+
+    def in_seed(self, seed: int) -> str:
+        """Return what a sentence about clients must add: whose they are, if every seed has its own."""
+        return f" in seed {seed}" if self.draws_clients else ""
 
     def protection(self, clients: int, folder: Path | None = None, remote: bool = False) -> Protection | None:
         """Return the server's half of [privacy]; without a folder, its secrets are in memory only."""
@@ -150,6 +156,7 @@ class Plan:
             system=experiment.system,
             base=experiment.base,
             code_files=experiment.code_files,
+            draws_clients=not served and len(experiment.seeds) > 1 and not keeps_clients(experiment.resolved()["data"]),
         )
 
 
@@ -223,17 +230,17 @@ def _metric(name: str, base: Path) -> str | Metric:
     return own_metric(user_code.code(name, base, Metric, float), name) if user_code.is_code(name) else name
 
 
-def cautions(plan: Plan, task: Task, federation: Federation) -> list[str]:
-    """Say what a reader should know about the algorithms with this task and these clients."""
-    found = []
+def cautions(plan: Plan, task: Task, federation: Federation, seed: int | None = None) -> list[str]:
+    """Say what a reader should know about the algorithms with this task and the clients of a seed, or the first one."""
+    found, where = [], plan.in_seed(plan.seeds[0] if seed is None else seed)
     for label, algorithm in plan.algorithms.items():
         found += [f"{label}: {said}" for said in user_code.misspelt(type(algorithm))]
         found += [f"{label}: {said}" for said in _without_effect(algorithm)]
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
-    weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()))
-    unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist())
-    short, positive = _without_short_batches(plan, federation), _about_frequent_class(task, federation)
+    weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()), where)
+    unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist(), where)
+    short, positive = _without_short_batches(plan, federation, where), _about_frequent_class(task, federation)
     read = environment_reads.cautions(plan.code_files().values())
     return [*found, *weak, *_drowned(plan, task, federation), *unequal, *short, *positive, *_few_rounds(plan), *read]
 
@@ -267,7 +274,7 @@ def _without_effect(algorithm: Algorithm) -> Iterator[str]:
             yield said
 
 
-def _without_short_batches(plan: Plan, federation: Federation) -> Iterator[str]:
+def _without_short_batches(plan: Plan, federation: Federation, where: str) -> Iterator[str]:
     """`drop_last` at clients that have no batch to drop: all of their examples are less than one."""
     largest = int(federation.sizes("train").max())
     labels: dict[int, list[str]] = {}  # by batch size
@@ -277,7 +284,7 @@ def _without_short_batches(plan: Plan, federation: Federation) -> Iterator[str]:
             labels.setdefault(smallest, []).append(label)
     for size, found in labels.items():
         yield (
-            f"{', '.join(found)}: drop_last = true drops nothing: the largest client has {largest:,} training "
+            f"{', '.join(found)}: drop_last = true drops nothing{where}: the largest client has {largest:,} training "
             f"examples, fewer than batch_size = {size:,}, and a client's only batch is always used."
         )
 

@@ -111,6 +111,7 @@ def run(
         name=name,
         description=dict,
         system=system,
+        draws_clients=is_function and len(chosen_seeds) > 1,
     )
     described = description or _describe(plan)
     plan = replace(plan, description=lambda: described)

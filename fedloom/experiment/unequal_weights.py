@@ -9,8 +9,10 @@ BEGINNING = "Algorithms weigh clients in different ways"
 MUCH_LARGER = 1.1  # a client than another: below, weights by examples are about equal
 
 
-def caution(ways: Mapping[str, str], sizes: Sequence[int]) -> Iterator[str]:
+def caution(ways: Mapping[str, str], sizes: Sequence[int], where: str = "") -> Iterator[str]:
     """Say so if these algorithms weigh clients in different ways, and clients have different numbers of examples.
+
+    `where` is such as " in seed 1", if these are the sizes of one seed's clients.
 
     >>> list(caution({"fedavg": "examples", "scaffold": "examples"}, [10, 20]))
     []
@@ -21,7 +23,7 @@ def caution(ways: Mapping[str, str], sizes: Sequence[int]) -> Iterator[str]:
     if len(weighed) > 1 and sizes and max(sizes) > MUCH_LARGER * min(sizes):
         listed = " and ".join(f'"{way}" for {", ".join(labels)}' for way, labels in weighed.items())
         yield (
-            f"{BEGINNING} (weights = {listed}), and clients have {min(sizes):,} to "
-            f"{max(sizes):,} training examples: a part of their difference may come from that. To compare them alike, "
+            f"{BEGINNING} (weights = {listed}), and clients have {min(sizes):,} to {max(sizes):,} training "
+            f"examples{where}: a part of their difference may come from that. To compare them alike, "
             f'set weights = "examples" or "uniform" for each in [algorithm].'
         )

@@ -14,6 +14,7 @@ from fedloom import machine, tree
 from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
+from fedloom.data import scarcity
 from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
@@ -110,20 +111,22 @@ class WorkerGroup:
             if any(algorithm.train.clients for algorithm in self.plan.algorithms.values()):
                 raise InputError("[train] clients is for simulations: on a network, sites have names of their own.")
             self._check_same_data(federation, seed)
-            self._record_machine_and_clients(federation)
+            self._record_machine_and_clients(federation, seed)
             if federation.preprocessing.columns:  # what sites agreed on; they prepare their data themselves
                 federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
             self.store.set_fact("network", True)
             return self.connect(federation, task)
         facts = probe(federation, task)
         if self.store.fact("setup") is None:
-            known = [*cautions(self.plan, task, federation), *filter(None, [facts.caution])]
+            known = [*cautions(self.plan, task, federation, seed), *filter(None, [facts.caution])]
             self.store.set_fact("cautions about algorithms", known)
             self.store.set_fact(unequal_weights.FACT, weights_of(self.plan))
             for caution in known:
                 self.progress.caution(caution)
-        setup = self._setup(facts, federation)
+        setup = self._setup(facts, federation, seed)
         self._check_same_data(federation, seed)
+        if self.plan.draws_clients:
+            self._record_scarcity(federation, seed)
         federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
         self._check_memory(federation, facts, setup)
         if self.verbose:
@@ -153,7 +156,7 @@ class WorkerGroup:
             self.progress.note(f"Training steps are not recorded and replayed, because {facts.cannot_replay}")
         self.progress.note(", ".join(f"{name} {value}" for name, value in machine.facts().items()))
 
-    def _setup(self, facts: Probe, federation: Federation) -> Setup:
+    def _setup(self, facts: Probe, federation: Federation, seed: int) -> Setup:
         """Choose how to compute: as recorded when the run began, so that the bits stay the same, or as asked."""
         recorded = self.store.fact("setup")
         if recorded is not None:
@@ -168,25 +171,37 @@ class WorkerGroup:
             self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
             self.store.set_fact("one by one", reason)
         self.store.set_fact("setup", asdict(setup))
-        self._record_machine_and_clients(federation)
+        self._record_machine_and_clients(federation, seed)
         return setup
 
-    def _record_machine_and_clients(self, federation: Federation) -> None:
+    def _record_machine_and_clients(self, federation: Federation, seed: int) -> None:
         self.store.set_fact("machine", machine.facts())
+        first = self.plan.seeds[0]
+        if self.plan.draws_clients and seed != first:  # of groups side by side, another one may come first
+            federation = self.plan.federation(first)
         if self.store.rows("clients"):
             self.store.set_policies(federation)  # which may have changed
         else:
             self.store.set_clients(federation)
             # on a network, the coordinator does not have the data
             if len(federation.y):
-                warnings = list(describe(federation).warnings)
-                self.store.set_fact("cautions about the data", warnings)
+                where = self.plan.in_seed(first)
+                warnings = describe(federation, where).warnings
                 for warning in warnings:
                     self.progress.caution(warning)
+                # what every seed has its own numbers of is in facts of its own
+                counted = {*scarcity.sentences(federation, where)} if where else set()
+                self.store.set_fact("cautions about the data", [one for one in warnings if one not in counted])
                 held = label_counts(federation)
                 if held is not None:
                     self.store.set_fact("labels", held)
                 self.store.set_fact("server", {split: len(y) for split, (_, y) in federation.server.items()})
+
+    def _record_scarcity(self, federation: Federation, seed: int) -> None:
+        """Record how many clients of a seed have too little of something, and say what changes its numbers."""
+        self.store.set_fact(f"{scarcity.COUNTED}{seed}", scarcity.in_numbers(federation))
+        for sentence in scarcity.sentences(federation, self.plan.in_seed(seed), only=(scarcity.NO_TEST,)):
+            self.progress.caution(sentence)
 
     def _check_same_data(self, federation: Federation, seed: int) -> None:
         check_same_data(self.store, federation, seed)

@@ -110,10 +110,13 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
         )
 
 
-def doubts(table: PrivacyTable, clients: int | None = None, examples: int | None = None) -> Iterator[str]:
+def doubts(
+    table: PrivacyTable, clients: int | None = None, examples: int | None = None, where: str = ""
+) -> Iterator[str]:
     """Yield a sentence for each ε or δ that protects hardly anybody.
 
-    `clients` is their number, and `examples` that of the smallest client's training examples, if they are known.
+    `clients` is their number, and `examples` that of the smallest client's training examples, if they are known, with
+    `where` that is, such as " in seed 1".
     """
     dp, example = table.dp, table.example_dp
     if dp is not None:
@@ -121,7 +124,7 @@ def doubts(table: PrivacyTable, clients: int | None = None, examples: int | None
         yield from _doubts("dp", dp.epsilon, dp.delta, clients, many, "client")
     if example is not None:
         many = "how many examples clients have is not known here"
-        many = f"the smallest client has {examples} training examples" if examples else many
+        many = f"the smallest client has {examples} training examples{where}" if examples else many
         yield from _doubts("example_dp", example.epsilon, example.delta, examples, many, "example")
 
 

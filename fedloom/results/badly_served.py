@@ -52,13 +52,13 @@ def in_words(run: RunData, whole: RunData | None = None) -> Iterator[str]:
     """
     found = {label: clients for label, clients in badly_served(whole or run).items() if label in run.labels}
     model = {"final": "final model", "post_fit": "models after local training"}[run.end_phase]
-    seed = "" if run.same_clients else f" in seed {run.seeds[0]}"
+    seed = run.in_first_seed
     for label in list(found)[:MOST_ALGORITHMS]:
         clients = [_with_numbers(run, one) for one in found[label][:MOST_CLIENTS]]
         more = _more(len(found[label]) - MOST_CLIENTS)
         yield say("caution", "badly_served", label=label, model=model, seed=seed, clients="; ".join(clients) + more)
     if others := list(found)[MOST_ALGORITHMS:]:
-        yield say("caution", "badly_served_too", labels=", ".join(others))
+        yield say("caution", "badly_served_too", labels=", ".join(others), seed=seed)
 
 
 def in_short(run: RunData) -> Iterator[str]:
@@ -68,7 +68,7 @@ def in_short(run: RunData) -> Iterator[str]:
         names = ", ".join(run.client_name(one.client) for one in clients[:MOST_CLIENTS])
         named.append(f"{label} at {names}{_more(len(clients) - MOST_CLIENTS)}")
     if named:
-        yield say("result", "badly_served", named="; ".join(named[:MOST_ALGORITHMS]))
+        yield say("result", "badly_served", seed=run.in_first_seed, named="; ".join(named[:MOST_ALGORITHMS]))
 
 
 def chance(metric: str, counts: Floats | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -154,6 +155,14 @@ def best_first(run: RunData, comparison: Comparison) -> list[str]:
     sign = -1 if comparison.metric.higher_is_better else 1
     means = {label: sign * spread(list(values.values())).mean for label, values in comparison.values.items()}
     return sorted(means, key=lambda label: (run.is_pooled(label), means[label]))
+
+
+def best_labels(run: RunData, comparison: Comparison) -> list[str]:
+    """The algorithms with the best mean: several, if they are tied."""
+    best, *others = best_first(run, comparison)
+    means = {label: spread(list(values.values())).mean for label, values in comparison.values.items()}
+    tied = (label for label in others if math.isclose(means[label], means[best], abs_tol=1e-12))
+    return [best, *(label for label in tied if run.is_pooled(label) == run.is_pooled(best))]
 
 
 def universal_comparison(run: RunData, metric: str) -> Comparison | None:

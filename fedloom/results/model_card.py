@@ -129,8 +129,9 @@ def _range(run: RunData, comparison: Comparison, label: str) -> tuple[float, flo
     about_last_round = comparison.rule == "final" or comparison.key == "test"
     if comparison.key not in PHASES or comparison.key.startswith("pooled") or not about_last_round:
         return math.nan, math.nan
-    found = list(run.last_means(label, PHASES[comparison.key], comparison.metric.name).values())
-    return (min(found), max(found)) if found else (math.nan, math.nan)
+    (seed,) = comparison.values[label]
+    found = run.client_values(label, seed, PHASES[comparison.key], comparison.metric.name).last_round().values
+    return (min(found), max(found)) if len(found) else (math.nan, math.nan)
 
 
 def _listed(names: Sequence[str], most: int = 20) -> str:

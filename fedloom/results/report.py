@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,14 @@ from markupsafe import Markup, escape
 from fedloom import __version__
 from fedloom.files import write_atomically
 from fedloom.results import badly_served, figures, tables
-from fedloom.results.comparisons import PHASES, Comparison, best_first, main_comparison, universal_comparison
+from fedloom.results.comparisons import (
+    PHASES,
+    Comparison,
+    best_first,
+    best_labels,
+    main_comparison,
+    universal_comparison,
+)
 from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.figure_style import CaptionedFigure, line_styles
 from fedloom.results.figure_style import svg as svg_of
@@ -30,6 +37,8 @@ from fedloom.results.table import STATISTICS, Table, missing, show
 from fedloom.results.table import write as write_tables
 
 MOST_ROWS = 300  # of a table on the page; the CSV file has all of them
+ONE = {"it": "it", "it_is": "It is", "its": "Its"}  # what stands for the best algorithm in later sentences
+TIED = {"it": "them", "it_is": "They are", "its": "Their"}
 CHAPTERS = {  # chapter → how the names of its figures begin, and how those of its tables begin
     "Result": (("headline",), ("overview", "comparison")),
     "Learning": (("comparison", "global_model", "sausage_rounds", "pooled_curve"), ("target", "fairness")),
@@ -120,32 +129,40 @@ def result_in_words(run: RunData, pairs: bool = True) -> Iterator[str]:
     yield " ".join(_best_in_words(run, main, pairs))
     universal = universal_comparison(run, main.metric.name)
     if universal is not None:
-        others = main.key in PHASES and best_first(run, universal)[0] != best_first(run, main)[0]
+        others = main.key in PHASES and not {*best_labels(run, universal)} & {*best_labels(run, main)}
         yield " ".join([*_best_in_words(run, universal, pairs), *([say("result", "two_tests")] if others else [])])
 
 
 def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> Iterator[str]:
     """The best federated algorithm, how it compares with the others, and the pooled model beside it."""
     over_seeds = {label: spread(list(values.values())) for label, values in comparison.values.items()}
-    order = best_first(run, comparison)
+    order, tied = best_first(run, comparison), best_labels(run, comparison)
     federated = [label for label in order if not run.is_pooled(label)]
     metric, best = comparison.metric, order[0]
+    same = [label for label in tied if comparison.values[label] == comparison.values[best]]
     title = comparison.title[:1].upper() + comparison.title[1:]
-    several = ""
-    numbers = {tuple(comparison.values[label].items()) for label in federated}
-    if len(federated) > 1 and len(numbers) == 1:
-        several = "; the other algorithms have the same numbers"
-    elif len(federated) > 1:
-        what, limit = "mean", f",{comparison.where}" if comparison.one_split else ""
-        if over_seeds[best].count == 1:
-            what, limit = "number", ", with one seed: this may be chance"
-        several = f" has the best {what} of the {len(federated)} algorithms that leave the data where it is{limit}"
     uneven = len({*map(frozenset, comparison.values.values())}) > 1
-    yield f"{title}: {_with_interval(best, over_seeds[best], metric, uneven)}{several}."
+    one_seed = over_seeds[best].count == 1
+    names, several = _with_interval(_listed(same), over_seeds[best], metric, uneven), ""
+    if len(same) < len(tied):
+        names = _listed([_with_interval(label, over_seeds[label], metric, uneven) for label in tied])
+        several = " have the same mean"
+    elif len(tied) > 1:
+        several = f" have the same {metric.name}" + ("" if one_seed else " in every seed")
+    if len(federated) > len(tied):
+        what, limit = "mean", f",{comparison.where}" if comparison.one_split else ""
+        if one_seed:
+            what, limit = "number", ", with one seed: this may be chance"
+        best_of = f"the best {what} of the {len(federated)} algorithms that leave the data where it is{limit}"
+        several += f", {best_of}" if several else f" has {best_of}"
+    yield f"{title}: {names}{several}."
     if uneven:
         yield say("result", "other_seeds")
     if pairs:
-        yield from _against_others(best, federated[1:], comparison)
+        others = [label for label in federated if label not in same]
+        named = {"it": best, "it_is": f"{best} is", "its": f"{best}'s"}  # where another one has the same mean
+        pronouns = named if len(same) < len(tied) else TIED if len(tied) > 1 else ONE
+        yield from _against_others(best, others, comparison, pronouns)
     for label in order:
         if run.is_pooled(label) and federated:
             yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric, uneven))
@@ -153,8 +170,13 @@ def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> 
         yield say("result", "one_split")
 
 
-def _against_others(best: str, others: Sequence[str], comparison: Comparison) -> Iterator[str]:
-    """Which algorithms the best one is better than, as far as these seeds show."""
+def _against_others(
+    best: str, others: Sequence[str], comparison: Comparison, pronouns: Mapping[str, str] = ONE
+) -> Iterator[str]:
+    """Which algorithms the best one is better than, as far as these seeds show.
+
+    `pronouns` stand for it, or for several that have its numbers.
+    """
     pairs = {(each.first, each.second): each for each in differences(comparison.values)}
     found = {other: pairs.get((best, other)) or pairs[other, best] for other in others}
     if not found or all(each.spread.count < 2 for each in found.values()):
@@ -162,13 +184,16 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
     apart = [other for other, each in found.items() if each.clear]
     alike = [other for other, each in found.items() if each.spread.std == 0]
     close = [other for other in found if other not in (*apart, *alike)]
-    if alike:
-        yield say("result", "alike", alike=_listed(alike))
+    for fixed in (True, False):  # whether seeds change nothing at all, or only not this difference
+        if some := [
+            other for other in alike if (_is_fixed(comparison, best) and _is_fixed(comparison, other)) == fixed
+        ]:
+            yield say("result", "alike_fixed" if fixed else "alike", alike=_listed(some), **pronouns)
     if close:
         widest = max(abs(side) for other in close for side in found[other].interval(comparison.metric.share))
         bound = show(widest, comparison.metric.difference_format).removeprefix("+")  # with the digits of the table
         unit = " points" if comparison.metric.percent else ""
-        yield say("result", "close", close=_listed(close), widest=bound, unit=unit, where=comparison.where)
+        yield say("result", "close", close=_listed(close), widest=bound, unit=unit, where=comparison.where, **pronouns)
     if apart:
         several = "intervals, which hold together, exclude" if len(pairs) > 1 else "interval excludes"
         why = f"the 95 % {several} zero"
@@ -176,7 +201,14 @@ def _against_others(best: str, others: Sequence[str], comparison: Comparison) ->
         above = [other for other in apart if (found[other].spread.mean > 0) == (found[other].first == best)]
         for side, some in (("above", above), ("below", [other for other in apart if other not in above])):
             if some:
-                yield say("result", "apart", side=side, apart=_listed(some), where=comparison.where, why=why)
+                yield say(
+                    "result", "apart", side=side, apart=_listed(some), where=comparison.where, why=why, **pronouns
+                )
+
+
+def _is_fixed(comparison: Comparison, label: str) -> bool:
+    """Whether all seeds of an algorithm have the same number."""
+    return spread(list(comparison.values[label].values())).std == 0
 
 
 def _listed(names: Sequence[str]) -> str:

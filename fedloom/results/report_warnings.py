@@ -13,15 +13,15 @@ from statistics import median
 
 import numpy as np
 
-from fedloom import metrics
 from fedloom.data.split import SPLITS
-from fedloom.errors import FedloomError, InputError
+from fedloom.errors import FedloomError
 from fedloom.experiment import unequal_weights
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
 from fedloom.results import headline, wide_intervals
 from fedloom.results.badly_served import in_words
+from fedloom.results.clients_of_seeds import about_data, small_tests, training_sizes, undefined
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Floats
@@ -34,7 +34,6 @@ FEW_SEEDS = 6
 ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a network did not answer
 FAR_ABOVE_GUESSING = 10
 MANY_CLASSES = 1000  # the assumed number of classes where it is not known, as on a network
-SMALL_TEST = 10  # with fewer test examples, a client's accuracy moves in steps of more than ten points
 
 
 def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
@@ -42,7 +41,7 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, no_better_than_guessing),
         *(partial(in_words, whole=run), _same_weights, _overfitting, easy_own_tests, left_behind, _imitations),
-        *(_chosen_on_test, about_seeds, _small_tests, misses_most, _undefined, _incomparable, _withheld),
+        *(_chosen_on_test, about_seeds, small_tests, misses_most, undefined, _incomparable, _withheld),
         *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
     about = run if labels is None else run.of_algorithms(labels)
@@ -292,56 +291,16 @@ def _seeds(count: int) -> str:
     return f"{count} seed" + ("s" if count != 1 else "")
 
 
-def _small_tests(run: RunData) -> Iterator[str]:
-    sizes = [client["test"] for client in run.clients]
-    small = sum(0 < size < SMALL_TEST for size in sizes)
-    if small:
-        words = {"clients": "client" if len(sizes) == 1 else "clients", "have": "has" if small == 1 else "have"}
-        yield say("caution", "small_tests", small=small, all=len(sizes), needed=SMALL_TEST, **words)
-
-
-def _undefined(run: RunData) -> Iterator[str]:
-    """Metrics that some clients do not have, such as the AUROC of a client with one class."""
-    lacking: dict[tuple[str, tuple[int, ...]], list[str]] = {}  # why, and which clients → metrics
-    for name, metric in run.metrics.items():
-        without = set() if metric.is_mean else undefined_at(run, name)
-        if without and any(run.last_means(label, "post_fit", name) for label in run.labels):
-            lacking.setdefault((_why_undefined(name), tuple(sorted(without))), []).append(name)
-    for (why, some), names in lacking.items():
-        clients = first_three([run.client_name(client) for client in some])
-        values = {"count": len(some), "all": len(run.clients), "clients": clients}
-        metrics_are = f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
-        yield say("caution", "undefined", metrics_are=metrics_are, why=why, **values)
-
-
-def undefined_at(run: RunData, metric: str) -> set[int]:
-    """Return the clients that were measured and have no value of a metric with some algorithm."""
-    without: set[int] = set()
-    for label in run.labels:
-        measured, known = (run.last_means(label, "post_fit", one) for one in ("loss", metric))
-        without |= measured.keys() - known.keys()
-    return without - {*run.withheld.get(metric, ())}
-
-
 def _incomparable(run: RunData) -> Iterator[str]:
     """Metrics that no client has, and those that algorithms have at different clients."""
     for name in (name for name, metric in run.metrics.items() if not metric.is_mean and name not in run.withheld):
-        values = [[run.last_means(label, "post_fit", one) for label in run.labels] for one in ("loss", name)]
+        values = [[run.last_round(label, "post_fit", one) for label in run.labels] for one in ("loss", name)]
         if any(values[0]) and not any(values[1]):
             yield say("caution", "undefined_everywhere", metric=name)
         uneven = next((one.common for one in comparisons(run, name) if one.common), None)
         if uneven:
             counts = ", ".join(f"{count} (seed {seed})" for seed, count in uneven.items())
             yield say("caution", "uneven", metric=name, counts=counts)
-
-
-def _why_undefined(name: str) -> str:
-    """Say why a metric has no value at a client, as far as it is known."""
-    try:
-        numbers = metrics.of_numbers(metrics.metric(name))
-        return "their test labels are all alike" if numbers else "their test examples lack a class"
-    except InputError:
-        return "your function returned NaN there"
 
 
 def _withheld(run: RunData) -> Iterator[str]:
@@ -362,7 +321,7 @@ def _data(run: RunData, others: Collection[str] = ()) -> Iterator[str]:
     """What algorithms say about the task, but for some, and what `fedloom data describe` warns of."""
     yield from about_algorithms(run, others)
     yield from about_weights(run, {label: (run, label) for label in run.labels})
-    yield from run.facts.get("cautions about the data") or ()
+    yield from about_data(run)
 
 
 def about_weights(run: RunData, sources: Mapping[str, tuple[RunData, str]]) -> Iterator[str]:
@@ -370,8 +329,8 @@ def about_weights(run: RunData, sources: Mapping[str, tuple[RunData, str]]) -> I
     ways = {
         label: (source.facts.get(unequal_weights.FACT) or {}).get(there) for label, (source, there) in sources.items()
     }
-    sizes = [int(client["train"] or 0) for client in run.clients]
-    yield from unequal_weights.caution({label: way for label, way in ways.items() if way is not None}, sizes)
+    known = {label: way for label, way in ways.items() if way is not None}
+    yield from unequal_weights.caution(known, *training_sizes(run))
 
 
 def about_algorithms(run: RunData, others: Collection[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.errors import InputError, StoreError
-from fedloom.experiment.description import identity
+from fedloom.experiment.description import identity, keeps_clients
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import class_number, short_name
@@ -245,10 +245,12 @@ class RunData:
         data = self.description.get("data")
         if not isinstance(data, Mapping):  # a Python program made the data
             return False
-        partition = data.get("partition")
-        name = partition.get("name") if isinstance(partition, Mapping) else partition
-        whole = data.get("clients") is None and data.get("server", "none") == "none"  # nobody is left out
-        return name in (None, "natural") and whole
+        return keeps_clients(data)
+
+    @property
+    def in_first_seed(self) -> str:
+        """What a sentence about single clients must add: whose they are, if every seed has its own clients."""
+        return "" if self.same_clients else f" in seed {self.seeds[0]}"
 
     @property
     def seeds_of_clients(self) -> tuple[int, ...]:

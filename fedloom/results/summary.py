@@ -10,9 +10,9 @@ from rich.table import Table
 
 from fedloom.errors import InputError, nearest
 from fedloom.privacy.words import TEST_SET
-from fedloom.results.comparisons import ABOUT_CLIENTS, best_first, finished, headline_of, main_comparison
+from fedloom.results.clients_of_seeds import undefined_at
+from fedloom.results.comparisons import ABOUT_CLIENTS, best_labels, finished, headline_of, main_comparison
 from fedloom.results.disclosure import not_evaluated
-from fedloom.results.report_warnings import undefined_at
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
@@ -30,13 +30,14 @@ COLUMNS = {  # in the order in which a round measures them
 
 
 def in_short(run: RunData) -> str:
-    """The best algorithm that leaves the data where it is, with its number; empty if no cell is done."""
+    """The best algorithm that leaves the data where it is, or all that are tied, with the number; empty if none."""
     main = main_comparison(run)
     if main is None:
         return ""
-    best = best_first(run, main)[0]
+    best, *tied = best_labels(run, main)
     mean = statistics.fmean(main.values[best].values())
-    return f"{best}: {show(mean, main.metric.number_format)} {main.metric.name}"
+    several = "" if not tied else f" and {tied[0] if len(tied) == 1 else f'{len(tied)} more'}"
+    return f"{best}{several}: {show(mean, main.metric.number_format)} {main.metric.name}"
 
 
 def table(result: Result, metric: str | None = None) -> Table:
@@ -64,11 +65,9 @@ def table(result: Result, metric: str | None = None) -> Table:
     )
     unknown = [name for name in result.metrics if name not in measured] if measured else []
     drawn = {key: run.drawn(ABOUT_CLIENTS[key]) for key in columns if key in ABOUT_CLIENTS}
-    without = [run.client_name(client) for client in sorted(undefined_at(run, metric))]
     caption = nothing or _caption(set(columns), result.rule, unknown, any(drawn.values()))
-    if without and len(without) < len(run.clients):
-        left_out = ", ".join(without[:3]) + (f" and {len(without) - 3} more" if len(without) > 3 else "")
-        caption += f" {metric} is undefined at {left_out}: means leave that out."
+    if without := undefined_at(run, metric):
+        caption += f" {metric} is undefined at {without}: means leave them out."
     made = Table(title=title, caption=caption)
     made.add_column("algorithm", no_wrap=True)  # in a narrow terminal, headings give way before names
     for column in ("rounds", *(name + drawn.get(key, "") for key, name in columns.items())):

@@ -206,10 +206,16 @@ def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = F
         if any(each.spread.std > 0 for each in found):
             counted, why = _clear_pairs(found, metric.higher_is_better)
             yield say("differences", "counted", counted=counted, why=why, where=HERE if one_split else "")
-        alike = [f"{each.first} − {each.second}" for each in found if each.spread.std == 0]
-        if alike:
-            named = ", ".join(alike) if len(alike) <= MOST_NAMED else f"{len(alike)} pairs"
-            yield say("differences", "no_width", pairs=named)
+        fixed = [each for each in found if each.spread.std == 0]
+        for name, some in (
+            ("same", [each for each in fixed if not each.spread.mean]),
+            ("no_width", [each for each in fixed if each.spread.mean]),
+        ):
+            pairs = [f"{each.first} − {each.second}" for each in some]
+            if pairs:
+                yield say(
+                    "differences", name, pairs=", ".join(pairs) if len(pairs) <= MOST_NAMED else f"{len(pairs)} pairs"
+                )
 
 
 def how_to_read(found: Sequence[Difference], one_split: bool) -> Iterator[str]:

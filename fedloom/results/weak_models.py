@@ -51,7 +51,8 @@ def easy_own_tests(run: RunData) -> Iterator[str]:
     own = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
     together = float(counts.sum(axis=0).max() / counts.sum())
     if own > max(together, _by_drawing(counts)) + EASIER and not run.evaluation.get("universal"):
-        yield say("caution", "easy_own_tests", own=show(own, "percent"), together=show(together, "percent"))
+        shown = {"own": show(own, "percent"), "together": show(together, "percent")}
+        yield say("caution", "easy_own_tests", seed=run.in_first_seed, **shown)
 
 
 def _by_drawing(counts: Floats) -> float:
@@ -64,7 +65,8 @@ def _by_drawing(counts: Floats) -> float:
 def misses_most(run: RunData) -> Iterator[str]:
     """Models that find fewer than half of the cases of a rare class, because they predict it from 0.5 on."""
     for name in (name for name in ("sensitivity", "recall") if name in run.metrics):
-        found = {label: [*run.last_means(label, run.end_phase, name).values()] for label in run.labels}
+        last = {label: run.last_round(label, run.end_phase, name).values() for label in run.labels}
+        found = {label: [float(one.values.mean()) for one in seeds] for label, seeds in last.items()}
         low = {label: float(np.mean(values)) for label, values in found.items() if values and np.mean(values) < 0.5}
         if low:
             shown = ", ".join(f"{label} ({show(mean, 'percent')})" for label, mean in low.items())
@@ -91,7 +93,7 @@ def left_behind(run: RunData) -> Iterator[str]:
             names = first_three([_with_evidence(run, label, client, means[client]) for client in behind])
             labels.setdefault(names, []).append(label)
     side = "below" if metric.higher_is_better else "above"
-    seed = "" if run.same_clients else f" in seed {run.seeds[0]}"
+    seed = run.in_first_seed
     model = {"final": "final model", "post_fit": "models after local training"}[run.end_phase]
     for clients, found in labels.items():
         words = {"labels": ", ".join(found), "model": model, "seed": seed, "side": side, "clients": clients}

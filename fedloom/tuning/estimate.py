@@ -57,6 +57,7 @@ class Estimate:
     kept_bytes: int = 0
     cautions: tuple[str, ...] = ()  # about algorithms and data
     pooled: tuple[str, ...] = ()  # algorithms that need all data in one place
+    clients_of_seed: int | None = None  # whose clients these are, if every seed draws its own
 
     def json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -64,10 +65,12 @@ class Estimate:
 
     def lines(self) -> list[str]:
         """Describe the estimate in words."""
+        seed = self.clients_of_seed
+        own = "" if seed is None else f" in seed {seed}; every seed draws its own"
         return [
             *(f"Caution: {text}" for text in self.cautions),
             f"{self.clients:,} {'client' if self.clients == 1 else 'clients'} with {self.examples:,} examples"
-            + (f", {self.smallest_client:,} to {self.largest_client:,} each" if self.clients > 1 else ""),
+            + (f", {self.smallest_client:,} to {self.largest_client:,} each{own}" if self.clients > 1 else ""),
             f"{self.parameters:,} parameters; {self.cohort:,} {'client' if self.cohort == 1 else 'clients'} a round; "
             f"{self.cells} {'cell' if self.cells == 1 else 'cells'} (algorithm × seed)",
             f"data {size(self.data_bytes)}, memory about {size(self.memory_bytes)}",
@@ -202,9 +205,10 @@ def estimate(experiment: Experiment) -> Estimate:
             *_too_large_steps(plan, rehearsed, federation, task, facts),
             *_small_ranges(plan, federation, task, facts),
             *filter(None, [facts.caution]),
-            *describe(federation).warnings,
+            *describe(federation, plan.in_seed(plan.seeds[0])).warnings,
         ),
         pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
+        clients_of_seed=plan.seeds[0] if plan.draws_clients else None,
     )
 
 

@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 
+from fedloom.data.split import SPLITS
 from fedloom.errors import InputError
 from fedloom.experiment.control import PAUSED
 from fedloom.privacy.words import EPSILONS, IN_A_WORD
@@ -256,6 +257,7 @@ def clients(live: LiveRun, label: str, seed: int, metric: str, phase: str) -> Js
     value[last.clients], measured[last.clients] = last.values, last.rounds  # later rounds replace earlier ones
     seen = np.zeros(count)
     seen[who] = took[:, 0]  # here too
+    held = seed in run.seeds_of_clients  # the sizes of clients that another seed drew are not known
     missed = [np.bincount(table[:, 1].astype(np.int64), minlength=count)[:count] for table in cell.marked.values()]
     part: dict[str, Any] = {
         "took_part": np.bincount(who, minlength=count).tolist(),
@@ -269,7 +271,7 @@ def clients(live: LiveRun, label: str, seed: int, metric: str, phase: str) -> Js
     return {
         "names": run.client_names,
         "columns": {
-            **{split: [row[split] for row in run.clients] for split in ("train", "validation", "test")},
+            **{split: [row[split] if held else None for row in run.clients] for split in SPLITS},
             **part,
             "value": _rounded(value),
             "measured": measured.astype(int).tolist(),

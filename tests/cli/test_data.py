@@ -16,6 +16,12 @@ def test_data_describe_draws_who_holds_what(folder: Path) -> None:
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
+def test_data_describe_says_whose_clients_they_are_if_every_seed_draws_its_own(folder: Path) -> None:
+    changes = ("--set", "seeds=[4, 5]", "--set", "data.seed='run'", "--set", "data.partition={name='iid', clients=3}")
+    done = fedloom("data", "describe", "small.toml", *changes, folder=folder)
+    assert "These are the clients of seed 4: every seed draws its own." in done.stdout
+
+
 def test_data_get_offline_names_what_to_fetch_by_hand(folder: Path) -> None:
     (folder / "bin").mkdir()
     done = fedloom("data", "get", "nonsense", folder=folder, code=2)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import fedloom as fl
 from fedloom.errors import TrainingError
 from fedloom.results import report, tables
-from fedloom.results.comparisons import Comparison, comparisons
+from fedloom.results.comparisons import Comparison, best_labels, comparisons
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
@@ -271,7 +271,8 @@ def test_differences_that_are_the_same_in_every_seed_say_nothing_about_chance() 
     values = {"a": {1: 0.8, 2: 0.83, 3: 0.79}, "b": {1: 0.75, 2: 0.78, 3: 0.74}, "c": {1: 0.7, 2: 0.6, 3: 0.75}}
     accuracy = Comparison("test", MetricInfo("accuracy", is_mean=True, higher_is_better=True), values)
     alike, close = report._against_others("a", ["b", "c"], accuracy)
-    assert alike.startswith("Its difference from b is the same in every seed: these seeds vary nothing")
+    assert alike.startswith("Its difference from b is the same in every seed, which gives no interval")
+    assert "vary nothing" not in alike  # seeds do vary
     assert close.startswith("These seeds do not tell it apart from c:")
 
 
@@ -297,7 +298,34 @@ def test_the_best_of_one_seed_may_be_the_best_by_chance(seeds: int, said: str, r
 def test_algorithms_with_the_same_numbers_have_no_best_one(run: RunData) -> None:
     accuracy = MetricInfo("accuracy", is_mean=True, higher_is_better=True)
     words = " ".join(report._best_in_words(run, Comparison("test", accuracy, {"a": {1: 0.8}, "b": {1: 0.8}})))
-    assert words.endswith(": a (80.00 %); the other algorithms have the same numbers.")
+    assert words.endswith(": a and b (80.00 %) have the same accuracy.")
+
+
+def test_seeds_that_change_nothing_are_named_as_the_reason() -> None:
+    fixed = Comparison("test", ACCURACY, {"a": {1: 0.8, 2: 0.8}, "b": {1: 0.7, 2: 0.7}})
+    (alike,) = report._against_others("a", ["b"], fixed)
+    assert alike.startswith("Its difference from b is the same in every seed: these seeds vary nothing that matters")
+
+
+def test_a_tie_has_no_winner(run: RunData) -> None:
+    best, worst = {1: 0.9, 2: 0.95, 3: 1.0}, {1: 0.5, 2: 0.5, 3: 0.51}
+    tie = Comparison("test", ACCURACY, {"a": best, "worst": worst, "b": dict(best)})
+    words = " ".join(report._best_in_words(run, tie))
+    assert ": a and b (95.00 %, 95 % interval " in words
+    assert ") have the same accuracy in every seed, the best mean of the 3 algorithms that leave the data" in words
+    assert "vary nothing" not in words
+    assert "difference from b" not in words
+    assert "They are above worst (" in words
+    assert "They are above" not in " ".join(report._best_in_words(run, tie, pairs=False))
+    assert best_labels(run, tie) == ["a", "b"]
+
+
+def test_the_same_mean_of_different_numbers_is_a_tie_too(run: RunData) -> None:
+    values = {"a": {1: 0.9, 2: 0.8, 3: 0.7}, "b": {1: 0.7, 2: 0.8, 3: 0.9}, "c": {1: 0.1, 2: 0.2, 3: 0.3}}
+    words = " ".join(report._best_in_words(run, Comparison("test", ACCURACY, values)))
+    assert " and b (80.00 %, 95 % interval 55.16 % to 100.00 %) have the same mean, the best mean of the 3" in words
+    assert "do not tell a apart from b" in words
+    assert "in every seed" not in words
 
 
 @given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans(), st.booleans())

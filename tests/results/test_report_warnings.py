@@ -239,7 +239,7 @@ def test_metrics_that_some_clients_do_not_have_are_named(tmp_path: Path) -> None
     fl.run(replace(data, y=labels), task, fl.FedAvg(lr=0.1), 1, out=tmp_path, backend="serial")
     found = cautions(RunData.read(tmp_path))
     said = (
-        "auroc is undefined at 1 of 3 clients, because their test examples lack a class: client-1. Means over clients"
+        "auroc is undefined at 1 of 3 clients (client-1), because their test examples lack a class. Means over clients"
     )
     assert any(text.startswith(said) for text in found)
     table = named(RunData.read(tmp_path), "clients_auroc")
@@ -256,7 +256,9 @@ def test_one_sentence_names_all_metrics_that_the_same_clients_do_not_have(tmp_pa
     task = fl.Task(Logit, loss="bce", metrics=["accuracy", "auroc", "auprc"])
     fl.run(replace(data, y=labels), task, fl.FedAvg(lr=0.1), 1, out=tmp_path, backend="serial")
     (said,) = [text for text in cautions(RunData.read(tmp_path)) if "undefined" in text]
-    assert said.startswith("auroc, auprc are undefined at 1 of 3 clients, because their test examples lack a class")
+    assert said.startswith(
+        "auroc, auprc are undefined at 1 of 3 clients (client-1), because their test examples lack a class"
+    )
 
 
 def test_models_of_clients_may_differ_beside_the_same_global_one(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import RunData
+from fedloom.results.summary import in_short
 from fedloom.results.summary import table as on_screen
 from tests.results.helpers import named
 
@@ -103,6 +104,16 @@ def test_a_caption_says_that_drawn_clients_are_other_clients(run: RunData) -> No
 
 def test_clients_that_a_mean_leaves_out_are_named(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "undefined" not in str(on_screen(run.result).caption)
-    monkeypatch.setattr("fedloom.results.summary.undefined_at", lambda run, metric: {0})
-    name = run.client_name(0)
-    assert str(on_screen(run.result).caption).endswith(f" accuracy is undefined at {name}: means leave that out.")
+    monkeypatch.setattr("fedloom.results.summary.undefined_at", lambda run, metric: "1 of 4 clients in seed 2")
+    said = " accuracy is undefined at 1 of 4 clients in seed 2: means leave them out."
+    assert str(on_screen(run.result).caption).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("tied", "said"), [([], "fedavg: "), (["b"], "fedavg and b: "), (["b", "c"], "fedavg and 2 more: ")]
+)
+def test_a_list_of_runs_names_all_of_the_best(
+    run: RunData, monkeypatch: pytest.MonkeyPatch, tied: list[str], said: str
+) -> None:
+    monkeypatch.setattr("fedloom.results.summary.best_labels", lambda *_: ["fedavg", *tied])
+    assert in_short(run).startswith(said)

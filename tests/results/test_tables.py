@@ -113,6 +113,14 @@ def test_pairs_that_differ_by_the_same_amount_in_all_seeds_have_no_interval() ->
     )
 
 
+def test_pairs_with_the_same_numbers_are_not_said_to_differ() -> None:
+    values = {"a": {1: 0.5, 2: 0.6, 3: 0.9}, "b": {1: 0.5, 2: 0.6, 3: 0.9}, "c": {1: 0.1, 2: 0.9, 3: 0.5}}
+    note = pairs(Comparison("test", ACCURACY, values)).note
+    assert "In a − b, both have the same number in every seed" in note
+    assert "vary nothing" not in note
+    assert "by the same amount" not in note
+
+
 def test_a_note_does_not_name_many_pairs_that_are_alike() -> None:
     values = {label: {1: 0.1 * place, 2: 0.1 * place} for place, label in enumerate("abcde")}
     (said,) = verdict(differences(values), ACCURACY)  # "none differs clearly" would read as "they are alike"

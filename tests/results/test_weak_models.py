@@ -10,7 +10,7 @@ import pytest
 from fedloom.results.comparisons import comparisons
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
-from fedloom.results.run_values import MetricInfo
+from fedloom.results.run_values import ClientValues, MetricInfo
 from fedloom.results.weak_models import EASIER, _by_chance, easy_own_tests, misses_most
 from tests.results.helpers import with_labels
 
@@ -72,8 +72,16 @@ def test_a_few_errors_more_on_few_examples_are_no_client_left_behind(run: RunDat
 def test_models_that_miss_most_cases_are_named_with_what_to_do(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
     recall = replace(run, metrics={**run.metrics, "sensitivity": MetricInfo("sensitivity", True, True)})
     assert not any("cases are missed" in text for text in cautions(run))
-    found = {"fedavg": {0: 0.1, 1: 0.3}, "local": {0: 0.9}, "pooled": {0: 0.6}}
-    monkeypatch.setattr(RunData, "last_means", lambda self, label, *_: found[label])
+    found = {"fedavg": {1: [0.1, 0.3], 2: [0.6]}, "local": {1: [0.9]}, "pooled": {1: [0.6]}}
+
+    def last_round(run: RunData, label: str, *_: str) -> dict[int, ClientValues]:
+        return {
+            seed: ClientValues.of(np.array([[1, 0, one] for one in values])) for seed, values in found[label].items()
+        }
+
+    monkeypatch.setattr(RunData, "last_round", last_round)
+    assert "fedavg (40.00 %)" in next(misses_most(recall))  # the mean over seeds, as in tables
+    found["fedavg"].pop(2)
     (said,) = misses_most(recall)
     assert said.startswith("Most cases are missed by fedavg (20.00 %): sensitivity is about predictions from")
 

@@ -56,6 +56,26 @@ def test_odd_clients_and_weights_that_differ_are_cautioned_before_a_run(tmp_path
     )
 
 
+@pytest.mark.parametrize(("partition", "own"), [("natural", False), ({"name": "iid", "clients": 2}, True)])
+def test_what_is_said_of_clients_that_every_seed_draws_names_the_seed(
+    tmp_path: Path, partition: Any, own: bool
+) -> None:
+    rows = [*["alone,1.5,yes"] * 2, *(f"other,{number},{'yes' if number % 2 else 'no'}" for number in range(40))]
+    (tmp_path / "data.csv").write_text("\n".join(["client,x,label", *rows]), encoding="utf-8")
+    data = {"source": "csv", "path": "data.csv", "label": "label", "partition": partition, "seed": "run"}
+    data |= {"drop": ["client"]} if own else {"client": "client"}
+    task = {"model": "logistic", "args": {"features": 1, "classes": 2}}
+    algorithm = {"usual": {"name": "fedavg", "batch_size": 64, "drop_last": True}}
+    tables = {"seeds": [7, 8], "data": data, "task": task, "algorithm": algorithm}
+    found = estimate.estimate(experiment_file.parse(tables, base=tmp_path))
+    assert found.clients_of_seed == (7 if own else None)
+    said = "\n".join(found.lines())
+    assert (" each in seed 7; every seed draws its own" in said) == own
+    assert ("drop_last = true drops nothing in seed 7: the largest" in said) == own
+    once = estimate.estimate(experiment_file.parse({**tables, "seeds": [7]}, base=tmp_path))
+    assert "seed 7" not in "\n".join(once.lines())
+
+
 BATCH_NORM = """
 from torch import nn
 

@@ -238,6 +238,14 @@ def test_the_table_of_clients_counts_rounds_bytes_and_answers_that_did_not_count
     assert (columns["bytes_up"], columns["bytes_down"]) == ([200] * 3, [400] * 3)
     assert (columns["last_round"], columns["measured"]) == ([2] * 3, [2] * 3)
     np.testing.assert_allclose(columns["value"], [growing.accuracy(0, 2, client, 2) for client in range(3)], rtol=1e-5)
+    assert None not in columns["test"]
+    with Store(tmp_path) as store:  # every seed draws its own clients: those of the second have other sizes
+        for seed in (1, 2):
+            store.set_fact(f"data of seed {seed}", f"data {seed}")
+        store.set_fact("description", {**(store.fact("description") or {}), "data": {"partition": "iid"}})
+    other, first = (views.clients(LiveRun(tmp_path), "fedavg", seed, "accuracy", "post_fit") for seed in (2, 1))
+    assert other["columns"]["test"] == [None] * 3
+    assert first["columns"]["test"] == columns["test"]
 
 
 def test_the_matrix_has_a_value_and_a_state_for_each_pair_and_grows_by_new_rounds(tmp_path: Path) -> None:
