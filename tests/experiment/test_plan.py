@@ -8,6 +8,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -318,3 +319,14 @@ def test_a_metric_of_the_second_class_is_cautioned_about_if_it_is_the_frequent_o
         "f1, recall: the class that counts is the second by name, survived, which 75 % of examples have. f1_of_0 is "
         "about died."
     )
+
+
+def test_a_metric_of_your_own_that_does_not_say_what_is_better_is_cautioned_about() -> None:
+    def inv(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return float(1 - (outputs.argmax(1) == labels).mean())
+
+    (said,) = cautions(plan(), Task(Dense, metrics=["accuracy", inv]), federation((20, 20)))
+    assert "metric inv: taken as better when higher. Set inv.higher_is_better = False" in said
+    for better in (True, False):
+        inv.higher_is_better = better  # type: ignore[attr-defined]
+        assert cautions(plan(), Task(Dense, metrics=["accuracy", inv]), federation((20, 20))) == []
