@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -181,7 +181,8 @@ def _average(found: re.Match[str]) -> str | int | None:
 def own_metric(function: Any, name: str = "") -> Metric:
     """Return the metric of your own function: `function(outputs, labels)` gives a number for all examples of a client.
 
-    Outputs and labels are numpy arrays. If lower is better, set `function.higher_is_better = False`.
+    Outputs and labels are numpy arrays. If lower is better, set `function.higher_is_better = False`; without this
+    attribute, higher is taken as better, and `about_direction` says so.
     """
     if isinstance(function, Metric):
         return function
@@ -195,6 +196,17 @@ def own_metric(function: Any, name: str = "") -> Metric:
     name = short_name(name) or getattr(function, "__name__", type(function).__name__)
     better = bool(getattr(function, "higher_is_better", True))
     return Metric(name, scores=_output, summary=partial(_called, function, name), higher_is_better=better)
+
+
+def about_direction(measures: Iterable[Metric]) -> Iterator[str]:
+    """Yield a sentence for each function of your own that does not say whether higher is better."""
+    for one in measures:
+        called = one.summary
+        if isinstance(called, partial) and called.func is _called and not hasattr(called.args[0], "higher_is_better"):
+            yield (
+                f"metric {one.name}: taken as better when higher. Set {one.name}.higher_is_better = False if lower is "
+                "better, or = True to silence this."
+            )
 
 
 def _output(output: Tensor, target: Tensor) -> Tensor:

@@ -108,6 +108,16 @@ def test_the_algorithm_that_is_added_in_ten_minutes_keeps_all_promises(tmp_path:
     check_algorithm(user_code.code("mine.py:FedProx", tmp_path))
 
 
+def test_the_example_of_a_value_that_changes_with_rounds_counts_them_from_one(tmp_path: Path) -> None:
+    write_files(ROOT / "docs" / "tutorials" / "write-an-algorithm.md", tmp_path)
+    fading = user_code.code("mine.py:Fading", tmp_path)(mu=0.5, decay=0.5)
+    task, clients = (
+        fl.Task("logistic", args={"features": 2, "classes": 2}),
+        fl.Federation.from_arrays(torch.ones(8, 2), [0, 1] * 4, clients=2),
+    )
+    assert [record.notes["mu"] for record in fl.fit(clients, task, fading, rounds=3)] == [0.5, 0.25, 0.125]
+
+
 def test_the_loss_for_survival_is_the_partial_likelihood(tmp_path: Path) -> None:
     write_files(ROOT / "docs" / "how-to" / "survival.md", tmp_path)
     loss = user_code.code("cox.py:partial_likelihood", tmp_path)

@@ -227,9 +227,16 @@ def as_dataset(
     group: ArrayLike | None = None,
     test: tuple[Any, Any] | None = None,
 ) -> Dataset:
-    """Make a dataset from arrays. Floating-point labels mean a regression, whole numbers mean classes."""
-    features, labels = _tensor(x), _tensor(y)
+    """Make a dataset from arrays. Floating-point labels mean a regression, whole numbers mean classes.
+
+    Labels that are texts mean what they mean in a CSV file: classes by name, sorted.
+    """
+    if test is not None and (not isinstance(test, (tuple, list)) or len(test) != 2 or len(test[0]) != len(test[1])):
+        raise InputError("The official 'test' set must be examples and their labels, (x, y), as many of each.")
     classes: tuple[str, ...] = ()
+    if _is_text(y):
+        y, test, classes = _numbered(y, test)
+    features, labels = _tensor(x), _tensor(y)
     if len(features) != len(labels):
         raise InputError(f"There are {len(features)} examples but {len(labels)} labels: every example needs one label.")
     owner = None if client is None else np.asarray(client)
@@ -252,9 +259,7 @@ def as_dataset(
                 f"Whole-number labels are class numbers from 0, and the largest here is {int(labels.max())}. "
                 "Number the classes, or give floating-point labels for a regression."
             )
-        classes = tuple(str(name) for name in range(int(labels.max()) + 1)) if len(labels) else ()
-    if test is not None and (not isinstance(test, (tuple, list)) or len(test) != 2 or len(test[0]) != len(test[1])):
-        raise InputError("The official 'test' set must be examples and their labels, (x, y), as many of each.")
+        classes = classes or (tuple(str(name) for name in range(int(labels.max()) + 1)) if len(labels) else ())
     official = None if test is None else (_tensor(test[0]), _tensor(test[1]).to(labels.dtype))
     columns = columns_named(getattr(x, "columns", ()))  # of a data frame
     preprocessing = Preprocessing(columns=columns)
@@ -263,6 +268,24 @@ def as_dataset(
         features, labels, owner, official, classes, features=names, group=groups, preprocessing=preprocessing
     )
     return replace(made, cautions=(*_rounded(x, names), *_rounded(y, ("the label",))))
+
+
+def _is_text(y: Any) -> bool:
+    kind = "f" if isinstance(y, Tensor) else getattr(getattr(y, "dtype", None), "kind", "O")
+    one_each = getattr(y, "ndim", 1) == 1 and np.iterable(y)  # a data frame has several columns
+    return kind in "OU" and one_each and any(isinstance(label, str) for label in y)
+
+
+def _numbered(y: Any, test: tuple[Any, Any] | None) -> tuple[Tensor, tuple[Any, Any] | None, tuple[str, ...]]:
+    """Return the numbers of labels that are texts, also those of an official test set, and the names of the classes."""
+    from fedloom.data.sources.base import targets  # here, because it imports this module
+
+    texts = [*y, *(test[1] if test is not None else ())]
+    for row, text in enumerate(texts):
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"Some labels are texts, so all must be. Label {row} is {text!r}.")
+    numbers, classes = targets(texts, "auto")
+    return numbers[: len(y)], None if test is None else (test[0], numbers[len(y) :]), classes
 
 
 def _rounded(values: ArrayLike | Tensor, names: Sequence[str]) -> Iterator[str]:
@@ -294,7 +317,8 @@ def _tensor(values: ArrayLike | Tensor) -> Tensor:
             raise InputError(f"Features and labels must be arrays, with examples of one shape: {error}") from None
         if array.dtype.kind not in "biuf":
             raise InputError(
-                f"Features and labels must be numbers. Got values of type {array.dtype} instead: encode them."
+                f"Features must be numbers, and labels numbers or texts. Got values of type {array.dtype} instead: "
+                "encode them."
             )
         wide = np.int64 if array.dtype.kind == "u" and array.itemsize > 1 else array.dtype.newbyteorder("=")
         # pandas returns read-only arrays, which torch does not accept

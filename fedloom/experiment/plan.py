@@ -36,7 +36,7 @@ from fedloom.experiment.experiment_file import NO_DATA, Experiment
 from fedloom.experiment.model_outputs import model_args
 from fedloom.experiment.tables import DataTable, EvaluateTable, RunTable
 from fedloom.federation.sampling import Sampling
-from fedloom.metrics import NUMBER_LOSSES, Metric, own_metric
+from fedloom.metrics import NUMBER_LOSSES, Metric, about_direction, own_metric
 from fedloom.privacy.dp import drowning
 from fedloom.privacy.dp.at_client import AtClients
 from fedloom.privacy.protection import Protection
@@ -242,7 +242,8 @@ def cautions(plan: Plan, task: Task, federation: Federation, seed: int | None = 
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist(), where)
     short, positive = _without_short_batches(plan, federation, where), _about_frequent_class(task, federation)
     read = environment_reads.cautions(plan.code_files().values())
-    return [*found, *weak, *_drowned(plan, task, federation), *unequal, *short, *positive, *_few_rounds(plan), *read]
+    about_noise, about_metrics = _drowned(plan, task, federation), about_direction(task.measures)
+    return [*found, *weak, *about_noise, *unequal, *short, *positive, *about_metrics, *_few_rounds(plan), *read]
 
 
 def _drowned(plan: Plan, task: Task, federation: Federation) -> Iterator[str]:

@@ -142,6 +142,7 @@ def run_plan(
     verbose: bool = False,
     should_stop: Callable[[], bool] = lambda: False,
     connect: Connect | None = None,
+    say_if_done: bool = True,
 ) -> Result:
     """Run a plan in its folder. `connect` makes a backend whose clients are elsewhere, such as on other machines."""
     folder = Path(out or Path("runs") / (plan.name or f"run-{identity(plan.description())[:8]}"))
@@ -175,9 +176,9 @@ def run_plan(
         control.begin()
         if store.fact(PAUSED) is not None:  # a process ended during a pause
             store.set_fact(PAUSED, None)
-        if not cells:
+        if not cells and say_if_done:
             progress.note(f"{folder} is finished: nothing is computed. Use {FRESH} to start over.")
-        else:
+        if cells:
             with ExitStack() as stack:
                 seeds = [cell.seed for cell in cells]
                 try:

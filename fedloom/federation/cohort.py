@@ -53,7 +53,21 @@ class Answers(Aggregate):
 
 @dataclass
 class Cohort:
-    """The clients of one round. The verb that an algorithm uses decides what the server sees."""
+    """The clients of one round. The verb that an algorithm uses decides what the server sees.
+
+    What an algorithm needs of it:
+
+    - `reduce(fn, shared)`, `map(fn, shared)` and `exchange(fn, trees, graph)` have every client run a method;
+    - `round`: the number of the round, from 1 on;
+    - `ids` and `len(cohort)`: the clients of the round; `population`: how many clients there are; `share`: the share of
+      them in this round;
+    - `task`: the model, the loss and the metrics;
+    - `key(purpose)`: a seed for the server's own random numbers;
+    - `note(name=number)`: keeps numbers with the record of the round;
+    - `validate(model)`: the accuracy (or else the loss) on the server's validation data, or None.
+
+    fedloom makes cohorts; the other fields are its own and may change.
+    """
 
     backend: Backend
     algorithm: Algorithm

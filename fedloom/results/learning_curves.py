@@ -63,9 +63,10 @@ def draw_run(run: RunData, styles: Styles, metric: str = "accuracy", split: str 
             titles = {panel: panel_title(run, panel) for panel in panels}
             return draw(panels, styles, metric, one, note, run.metric(metric).higher_is_better, titles)
     what, known = f"{metric} on {split or 'test'}", _measured(run)
+    metrics = [one.rpartition(" on ")[0] for one in known]  # with " on test", all names look alike
     raise InputError(
         f"There is nothing to draw: no finite value of {what}. Measured: {', '.join(known) or 'nothing'}."
-        + nearest(what, set(known) - {what})
+        + ("" if metric in metrics else nearest(metric, metrics))
     )
 
 

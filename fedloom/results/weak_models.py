@@ -34,9 +34,15 @@ def no_better_than_guessing(run: RunData) -> Iterator[str]:
             if mean <= bound:
                 labels["No" if mean <= share else "Hardly"].append(f"{label} ({show(mean, 'percent')})")
         guess = {"label": held["classes"][int(counts.argmax())], "share": show(share, "percent")}
+        noisy = run.has_secret_noise  # more rounds at the same ε mean more noise in each
+        advice = {
+            "noise": say("caution", "guessing_noise") if noisy else "",
+            "slow": "" if noisy else "more rounds or ",
+        }
         for how, some in labels.items():
             if some:
-                yield say("caution", "guessing", how=how, labels=", ".join(some), way=found[0].way, guess=guess)
+                values = {"how": how, "labels": ", ".join(some), "way": found[0].way, "guess": guess}
+                yield say("caution", "guessing", **values, **advice)
 
 
 def easy_own_tests(run: RunData) -> Iterator[str]:

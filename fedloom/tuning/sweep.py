@@ -243,7 +243,10 @@ def sweep(
             if rounds is not None:
                 plan = replace(plan, rounds=rounds if fresh else max(rounds, _rounds_done(where)))
             try:
-                trial.result = run_plan(plan, where, fresh=fresh, progress=progress, should_stop=should_stop)
+                # a continued sweep has many settings that are done
+                trial.result = run_plan(
+                    plan, where, fresh=fresh, progress=progress, should_stop=should_stop, say_if_done=False
+                )
             except TrainingError as error:  # a setting that diverges is a result; the others continue
                 progress.note(f"  failed: {error}")
                 trial.error = str(error)
@@ -253,7 +256,7 @@ def sweep(
         return True
 
     early, decision = max(1, first.rounds // 3), folder / "pruned.json"
-    with sweep_folder.running(folder, list(found[0])):
+    with sweep_folder.running(folder, list(found[0]), fresh):
         if prune and early < first.rounds:
             if fresh or not decision.is_file():
                 if not train(early, fresh):

@@ -32,12 +32,20 @@ class ListedSweep:
 
 
 @contextmanager
-def running(folder: Path, over: Sequence[str]) -> Iterator[None]:
-    """Hold a folder for one sweep. What an earlier sweep found there stays until this one writes its own."""
+def running(folder: Path, over: Sequence[str], fresh: bool = False) -> Iterator[None]:
+    """Hold a folder for one sweep. What an earlier sweep found there stays until this one writes its own.
+
+    If this one continues a finished sweep and finds the same, it computed nothing, and the earlier dates stay.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder, f"Another sweep is running in {folder}. Wait for it, or choose another folder with --out."):
-        _write(folder, {**_content(folder), "over": list(over), "started": _now(), "finished": None})
+        earlier = _content(folder)
+        _write(folder, {**earlier, "over": list(over), "started": _now(), "finished": None})
         yield
+        now = _content(folder)
+        dates = {key: earlier.get(key) for key in ("started", "finished")}
+        if not fresh and dates["finished"] and now["finished"] and {**now, **dates} == earlier:
+            _write(folder, earlier)
 
 
 def finish(folder: Path, found: Mapping[str, Any], best: str) -> None:

@@ -8,6 +8,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -327,3 +328,14 @@ def test_one_client_has_nobody_to_learn_from() -> None:
     assert cautions(plan(), task, federation((20, 20))) == []
     alone = replace(plan(), algorithms={"pooled": Pooled()})
     assert cautions(alone, task, federation((20,))) == []
+
+
+def test_a_metric_of_your_own_that_does_not_say_what_is_better_is_cautioned_about() -> None:
+    def inv(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return float(1 - (outputs.argmax(1) == labels).mean())
+
+    (said,) = cautions(plan(), Task(Dense, metrics=["accuracy", inv]), federation((20, 20)))
+    assert "metric inv: taken as better when higher. Set inv.higher_is_better = False" in said
+    for better in (True, False):
+        inv.higher_is_better = better  # type: ignore[attr-defined]
+        assert cautions(plan(), Task(Dense, metrics=["accuracy", inv]), federation((20, 20))) == []

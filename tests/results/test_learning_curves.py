@@ -200,9 +200,12 @@ def test_a_run_is_drawn_on_its_test_split_with_the_pooled_model_beside_the_other
 
 def test_a_metric_that_was_not_measured_is_named_with_those_that_were(run: RunData) -> None:
     with pytest.raises(
-        InputError, match=r"no finite value of acuracy on test\. Measured: accuracy on test.*Did you mean"
+        InputError, match=r"no finite value of acuracy on test\. Measured: accuracy on test.*Did you mean 'accuracy'"
     ):
         draw_run(run, {}, "acuracy")
+    with pytest.raises(InputError) as error:
+        draw_run(run, {}, "nope")
+    assert "Did you mean" not in str(error.value)
     with pytest.raises(InputError, match="Measured: nothing"):
         draw_run(replace(run, cells={}), {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fedloom.results.comparisons import comparisons
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import ClientValues, MetricInfo
-from fedloom.results.weak_models import EASIER, _by_chance, easy_own_tests, misses_most
+from fedloom.results.weak_models import EASIER, _by_chance, easy_own_tests, misses_most, no_better_than_guessing
 from tests.results.helpers import with_labels
 
 
@@ -25,6 +26,20 @@ def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: 
         "No better than always predicting dead, which is right for 100.00 % of all examples: fedavg ("
     )
     assert "global model, server's test data" in text
+
+
+@pytest.mark.parametrize("kind", ["dp", "example_dp"])
+def test_noise_is_the_first_reason_for_a_model_that_guesses(run: RunData, kind: str) -> None:
+    def said(privacy: dict[str, Any]) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunData, "description", {**run.description, "privacy": privacy})
+            return next(no_better_than_guessing(with_labels(run, [[0, 50, 0]])))
+
+    assert "noise" not in said({})
+    assert "more rounds" in said({})
+    noisy = said({kind: {"epsilon": 1.0}})
+    assert 0 < noisy.index("noise of differential privacy") < noisy.index("larger ε") < noisy.index("smaller lr")
+    assert "more rounds" not in noisy
 
 
 @pytest.mark.parametrize(("key", "held"), [("server_test", True), ("server_test", False), ("test", False)])

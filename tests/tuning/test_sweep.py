@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedloom.errors import InputError
+from fedloom.experiment.progress import Silent
 from fedloom.experiment.store import Store
 from fedloom.results.result import Result
 from fedloom.results.run_values import MetricInfo
@@ -37,6 +39,19 @@ backend = "serial"
 def file(tmp_path: Path) -> Path:
     (tmp_path / "small.toml").write_text(EXPERIMENT)
     return tmp_path / "small.toml"
+
+
+def test_a_finished_sweep_says_nothing_of_its_settings_and_keeps_its_dates(file: Path, tmp_path: Path) -> None:
+    over, said = parse_over(["train.lr=0.1,0.3"]), list[str]()
+    sweep(file, over, out=tmp_path / "s")
+    written = tmp_path / "s" / "sweep.json"
+    earlier = {**json.loads(written.read_text()), "started": "2026-11-18T01:00:00+00:00"}
+    written.write_text(json.dumps(earlier))
+    progress = Silent()
+    progress.note = said.append  # type: ignore[method-assign]
+    assert sweep(file, over, out=tmp_path / "s", progress=progress) is not None
+    assert said == []
+    assert json.loads(written.read_text()) == earlier
 
 
 def test_pruning_ends_the_worse_half_early_and_says_so(file: Path, tmp_path: Path) -> None:

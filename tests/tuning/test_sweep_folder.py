@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,21 @@ def test_a_sweep_that_is_stopped_when_it_is_repeated_keeps_what_it_found(tmp_pat
     stopped = sweep_folder.read(tmp_path)
     assert (stopped.status, stopped.best) == ("interrupted", "")
     assert json.loads((tmp_path / "sweep.json").read_text())["tried"] == FOUND["tried"]
+
+
+@pytest.mark.parametrize(
+    ("fresh", "found", "kept"), [(False, FOUND, True), (True, FOUND, False), (False, {"tried": []}, False)]
+)
+def test_a_finished_sweep_that_computes_nothing_new_keeps_its_dates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool, found: dict[str, Any], kept: bool
+) -> None:
+    for hour, what in (("01", FOUND), ("02", found)):
+        monkeypatch.setattr(sweep_folder, "_now", lambda hour=hour: f"2026-11-18T{hour}:00:00+00:00")
+        with sweep_folder.running(tmp_path, ["train.lr"], fresh):
+            sweep_folder.finish(tmp_path, what, "train.lr=0.1: 90 %")
+    shown = sweep_folder.read(tmp_path)
+    day = f"2026-11-18T{'01' if kept else '02'}:00:00+00:00"
+    assert (shown.started, shown.finished) == (day, day)
 
 
 def test_files_of_earlier_versions_are_of_sweeps_that_ended(tmp_path: Path) -> None:

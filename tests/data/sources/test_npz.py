@@ -55,7 +55,7 @@ def test_text_labels_in_arrays(tmp_path: Path) -> None:
         ({"x": np.zeros((2, 1)), "y": np.zeros(2), "x_test": np.zeros((1, 1))}, {}, "both 'x_test' and 'y_test'"),
         ({"x": np.zeros((2, 1)), "y": np.zeros(3)}, {}, "There are 2 examples but 3 labels"),
         ({"x": np.zeros((2, 1)), "y": np.zeros(2), "client": np.zeros(3)}, {}, "2 examples but 3 client names"),
-        ({"x": np.array(["a", "b"]), "y": np.zeros(2)}, {}, "Features and labels must be numbers"),
+        ({"x": np.array(["a", "b"]), "y": np.zeros(2)}, {}, "Features must be numbers"),
         ({"x": np.array([{}, {}]), "y": np.zeros(2)}, {}, "pickled objects are never loaded"),
     ],
 )
