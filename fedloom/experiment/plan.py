@@ -243,7 +243,17 @@ def cautions(plan: Plan, task: Task, federation: Federation, seed: int | None = 
     short, positive = _without_short_batches(plan, federation, where), _about_frequent_class(task, federation)
     read = environment_reads.cautions(plan.code_files().values())
     about_noise, about_metrics = _drowned(plan, task, federation), about_direction(task.measures)
-    return [*found, *weak, *about_noise, *unequal, *short, *positive, *about_metrics, *_few_rounds(plan), *read]
+    alone = _alone(plan, federation)
+    return [*found, *alone, *weak, *about_noise, *unequal, *short, *positive, *about_metrics, *_few_rounds(plan), *read]
+
+
+def _alone(plan: Plan, federation: Federation) -> Iterator[str]:
+    """One client: whatever it sends, there is nobody to learn from."""
+    if federation.clients == 1 and not all(algorithm.pooled for algorithm in plan.algorithms.values()):
+        yield (
+            "There is one client, so nothing is federated, and most algorithms train the same model. A partition in "
+            "[data] divides examples among several."
+        )
 
 
 def _drowned(plan: Plan, task: Task, federation: Federation) -> Iterator[str]:
