@@ -246,6 +246,7 @@ def test_notebooks_run_from_top_to_bottom(file: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_the_mnist_example_learns(tmp_path: Path) -> None:
     folder = real_data("mnist")
     example = ROOT / "examples" / "mnist-fedavg.toml"

@@ -111,7 +111,7 @@ def _caption(columns: set[str], rule: str, unknown: Sequence[str], drawn: bool) 
     words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
     means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
-    training = f" {say('note', 'local_training')}" if {"pre_fit_test", "post_fit_test"} <= columns else ""
+    training = " " + say("note", "local_training") if {"pre_fit_test", "post_fit_test"} <= columns else ""
     universal = " The universal test is the test splits of all clients." if "universal" in columns else ""
     all_tests = " “All tests” are the test splits of all clients." if "pooled_test" in columns else ""
     nothing = f" Undefined or withheld at every client: {', '.join(unknown)}." if unknown else ""

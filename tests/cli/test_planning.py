@@ -231,6 +231,7 @@ def test_check_calls_no_function_of_an_installed_module_that_is_not_what_the_key
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.slow
 def test_no_command_runs_code_of_a_run_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,6 +18,7 @@ from fedloom import cli
 from tests.cli.commands import EXPERIMENT, fedloom, in_this_process, shas, wait_for
 
 
+@pytest.mark.slow
 def test_the_same_bits_with_other_workers_and_after_kill_9(folder: Path) -> None:
     serial = ("--set", "run.backend=serial")
     expected = shas(fedloom("run", "small.toml", "--json", "-q", *serial, "--out", "one", folder=folder).stdout)

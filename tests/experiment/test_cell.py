@@ -262,6 +262,7 @@ def test_methods_of_your_own_that_spoil_a_round_are_named(
         run(federation, task, tmp_path, algorithms={"mine": algorithm})
 
 
+@pytest.mark.slow
 def test_the_fingerprint_covers_models_that_clients_keep(
     federation: fl.Federation, task: fl.Task, tmp_path: Path
 ) -> None:

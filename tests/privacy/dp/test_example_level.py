@@ -186,6 +186,7 @@ def run(folder: Path, rounds: int = 3, **more: Any) -> Any:
     return fl.run(clients(), fl.Task(Dense), fl.FedAvg(lr=0.2, batch_size=8), rounds, out=folder, **given)
 
 
+@pytest.mark.slow
 def test_a_run_spends_epsilon_by_its_last_round_and_continues_with_the_same_bits(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", should_stop=StopAfter(1))
