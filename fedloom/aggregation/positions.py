@@ -15,16 +15,19 @@ NEAR = 0.5  # of the length of what was shared: a change that is as close to it 
 def undeclared(groups: Groups, positions: Mapping[str, str], shared: Groups) -> dict[str, str]:
     """Return groups that are no positions, but lie near a group that was shared: group → the shared group.
 
-    `groups` are stacked over clients. A client may be anywhere, so their mean is compared.
+    `groups` are stacked over clients. A client may be anywhere, so their mean is compared. Once a group
+    is declared, what it started from is known to be the weights, and only those are compared: SCAFFOLD's changes of
+    control variates may lie near the control variates themselves.
 
     >>> w = torch.tensor([1.0, 2.0])
     >>> undeclared({"model": {"w": w[None] + 0.1}, "drift": {"w": w[None] * 0.1}}, {}, {"model": {"w": w}})
     {'model': 'model'}
     """
     found = {}
+    weights = {base: shared[base] for base in positions.values()} or shared
     for group in (group for group in groups if group not in positions):
         mean = {name: leaf.mean(0) for name, leaf in groups[group].items() if not is_whole(leaf)}
-        base = next((base for base, leaves in shared.items() if _is_near(mean, leaves)), None)
+        base = next((base for base, leaves in weights.items() if _is_near(mean, leaves)), None)
         if base is not None:
             found[group] = base
     return found

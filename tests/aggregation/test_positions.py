@@ -59,6 +59,14 @@ def test_an_answer_near_what_was_shared_is_a_position(sent: dict[str, torch.Tens
     assert undeclared({"sent": stacked}, {"sent": "model"}, shared) == {}
 
 
+def test_a_change_may_lie_near_another_change_that_was_shared() -> None:
+    shared = {"model": {"w": W}, "control": {"w": W.flip(0)}}
+    sent = {"model": {"w": W[None]}, "control": {"w": W.flip(0)[None]}}
+    assert undeclared(sent, {"model": "model"}, shared) == {}
+    assert undeclared({**sent, "more": {"w": W[None]}}, {"model": "model"}, shared) == {"more": "model"}
+    assert undeclared(sent, {}, shared) == {"model": "model", "control": "control"}
+
+
 def test_weights_that_start_from_zero_are_like_changes() -> None:
     zero = {"model": {"w": torch.zeros(2)}}
     assert undeclared({"model": {"w": torch.zeros(3, 2)}}, {}, zero) == {}
