@@ -125,7 +125,7 @@ def respelt(name: str, known: Iterable[str]) -> str | None:
     return next((one for one in known if one != name and re.sub(r"[\s_-]", "", one).casefold() == bare), None)
 
 
-SYNONYMS = {"learning_rate": "lr", "eta": "lr", "label": "y", "labels": "y", "y": "label"}
+SYNONYMS = {"learning_rate": "lr", "eta": "lr", "label": "y", "labels": "y", "y": "label", "clients": "count"}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -307,7 +307,7 @@ class Task:
         # each worker process builds its own module: nothing that is derived from one travels with the task
         derived = {name for name, value in vars(Task).items() if isinstance(value, cached_property)}
         state = {name: value for name, value in self.__dict__.items() if name not in derived}
-        state["frozen"] = self.frozen  # they may come from a file, or be drawn anew whenever the model is built
+        state["frozen"] = self.frozen  # they may come from a file, or be drawn again whenever the model is built
         return {**state, "example": None} if callable(self.example) else state
 
 

@@ -325,6 +325,7 @@ def test_a_function_without_a_module_has_a_fingerprint() -> None:
     assert values_fingerprint(names["loss"])
 
 
+@pytest.mark.slow
 def test_fingerprints_are_the_same_in_every_process() -> None:
     code = (
         "import datetime, pandas, torch\nfrom fedloom.algorithms import ALGORITHMS\n"

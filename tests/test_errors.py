@@ -58,13 +58,14 @@ def test_a_parameter_error_survives_the_way_from_a_worker_process() -> None:
         ("lr", " Did you mean 'lr'?"),
         ("unlike", ""),
         ("learning_rate", " Did you mean 'lr'?"),
+        ("clients", " Did you mean 'count'?"),
         ("excel", ""),  # eeg has half of its letters
         ("mean_perimeter", ""),  # and magnesium of this
         ("fedaverage", " Did you mean 'fedavg'?"),
     ],
 )
 def test_only_a_similar_name_is_suggested(name: str, hint: str) -> None:
-    assert nearest(name, ["lr", "momentum", "eeg", "magnesium", "fedavg"]) == hint
+    assert nearest(name, ["lr", "momentum", "eeg", "magnesium", "fedavg", "count"]) == hint
 
 
 def test_a_file_without_a_name_in_it_is_answered_with_how_to_write_it() -> None:

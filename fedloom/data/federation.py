@@ -146,7 +146,7 @@ class Federation:
 
     @cached_property
     def test_fingerprint(self) -> str | None:
-        """A hash of the examples that a global model is tested on, if they are the same whoever holds the others.
+        """A hash of the examples that a global model is tested on, if they stay the same however the rest is divided.
 
         They are the server's or, if the data says the splits, the test splits of all clients together.
         """

@@ -154,7 +154,7 @@ class Cell:
         protection = self.plan.protection(federation.clients, self.checkpoints, backend.remote)
         if protection is not None:
             for line in protection.lines():
-                self.progress.note(f"{self.title}: {line}")
+                self.progress.once(line)
         records = fit(
             federation,
             task,

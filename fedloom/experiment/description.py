@@ -10,7 +10,7 @@ from typing import Any
 
 
 def keeps_clients(data: Mapping[str, Any]) -> bool:
-    """Whether all seeds have the same clients, by a `[data]` table, even if each seed splits their examples anew.
+    """Whether all seeds have the same clients, by a `[data]` table, even if each seed splits their examples again.
 
     >>> [keeps_clients({"seed": "run", "partition": name}) for name in ("natural", {"name": "dirichlet"})]
     [True, False]

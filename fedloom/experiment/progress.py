@@ -32,12 +32,16 @@ class Progress:
     def note(self, text: str) -> None:
         """Show something that the user should know."""
 
-    def caution(self, text: str) -> None:
-        """Show a caution, unless it was shown before: a sweep trains many times on the same data."""
+    def once(self, text: str) -> None:
+        """Show a note, unless it was shown before: a sweep trains many times on the same data."""
         shown: set[str] = vars(self).setdefault("_shown", set())
         if text not in shown:
             shown.add(text)
-            self.note(f"Caution: {text}")
+            self.note(text)
+
+    def caution(self, text: str) -> None:
+        """Show a caution, unless it was shown before."""
+        self.once(f"Caution: {text}")
 
     def end(self, cell: str, done: bool = True) -> None:
         """Announce that a cell has ended: it is done, or it was stopped or failed."""

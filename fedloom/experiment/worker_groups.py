@@ -115,14 +115,11 @@ class WorkerGroup:
             if federation.preprocessing.columns:  # what sites agreed on; they prepare their data themselves
                 federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
             self.store.set_fact("network", True)
+            self._caution(cautions(self.plan, task, federation, seed))
             return self.connect(federation, task)
         facts = probe(federation, task)
-        if self.store.fact("setup") is None:
-            known = [*cautions(self.plan, task, federation, seed), *filter(None, [facts.caution])]
-            self.store.set_fact("cautions about algorithms", known)
-            self.store.set_fact(unequal_weights.FACT, weights_of(self.plan))
-            for caution in known:
-                self.progress.caution(caution)
+        if self.store.fact("setup") is None:  # else all was said, and the probe need not look again
+            self._caution([*cautions(self.plan, task, federation, seed), *filter(None, [facts.caution])])
         setup = self._setup(facts, federation, seed)
         self._check_same_data(federation, seed)
         if self.plan.draws_clients:
@@ -132,6 +129,14 @@ class WorkerGroup:
         if self.verbose:
             self._note_details(federation, task, setup, facts)
         return backend_on(self.workers, federation, task, setup)
+
+    def _caution(self, known: list[str]) -> None:
+        """Say what a reader should know, once for a run, and record it for the report."""
+        if self.store.fact("cautions about algorithms") is None:
+            self.store.set_fact("cautions about algorithms", known)
+            self.store.set_fact(unequal_weights.FACT, weights_of(self.plan))
+            for caution in known:
+                self.progress.caution(caution)
 
     def _check_memory(self, federation: Federation, facts: Probe, setup: Setup) -> None:
         """Raise if as many workers as asked for need more memory than there is; warn if they were not asked for."""

@@ -144,10 +144,18 @@ class Protection:
         aggregation.check_sums(algorithm, "dp" if self.table.secure_aggregation is None else "secure_aggregation")
         if self.table.secure_aggregation is not None:
             aggregation.check(self.table.secure_aggregation, algorithm, self.sampling, self.population)
+            self._check_room(self.guard(algorithm, self.sampling.size(self.population)).ring)
         if self.dp is not None:
             client_level.weight_bound(algorithm, self.sampling)
             if initial is not None:
                 self.guard(algorithm, self.sampling.size(self.population)).rounding({"model": initial})
+
+    @staticmethod
+    def _check_room(ring: RingConfig) -> None:
+        """Raise if whole numbers have no room for a sum of clients. With noise, that depends on the model."""
+        if ring.noise is None:
+            groups = ring.range if isinstance(ring.range, dict) else ["model"]
+            _ = Ring(ring, {group: {} for group in groups}).scales
 
     def draw(self, round: int, seed: int) -> tuple[int, ...]:
         """Draw the clients of a round."""

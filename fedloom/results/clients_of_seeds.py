@@ -55,7 +55,7 @@ def undefined(run: RunData) -> Iterator[str]:
 def undefined_at(run: RunData, metric: str) -> str:
     """Return at how many clients a metric has no value with some algorithm, and which; empty if at none, or at all.
 
-    Clients may lack it in some seeds only: where each seed splits the data anew, and where each draws its own clients.
+    Clients may lack it in some seeds only: where each seed splits the data again, and where each draws its own clients.
     """
     counted = _counted(run)
     found: dict[int, str] = {}

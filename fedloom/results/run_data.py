@@ -159,7 +159,7 @@ class RunData:
 
     @property
     def test_fingerprints(self) -> dict[str, str]:
-        """Seed → SHA-256 of the global model's test examples, if they are the same whoever holds the others."""
+        """Seed → SHA-256 of the global model's test examples, if they stay the same however the rest is divided."""
         return self._of_seeds("test of seed ")
 
     def _of_seeds(self, beginning: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.privacy.words import IN_A_WORD
 from fedloom.results import audit_findings, client_tables, curve_numbers, headline
 from fedloom.results.comparisons import (
     HERE,
@@ -56,10 +57,10 @@ def overview(run: RunData) -> Iterator[Table]:
             numbers = tuple((label, *(each for one in spreads[label] for each in _numbers(one))) for label in labels)
             columns = ("algorithm", *(text for one in found for text in (one.way, f"{one.way}, ±")))
             kinds = ("text", *["number"] * (len(columns) - 1))
-            for_programs = _with_seeds(Table(name, title, columns, numbers, kinds, note), found)
+            for_programs = _with_more(Table(name, title, columns, numbers, kinds, note), found, run)
             rows = tuple((label, *(_shown(one, run.metric(metric)) for one in spreads[label])) for label in labels)
             columns, kinds = ("algorithm", *(one.way for one in found)), ("text", *["shown"] * len(found))
-            yield _with_seeds(Table(name, title, columns, rows, kinds, note, numbers=for_programs), found)
+            yield _with_more(Table(name, title, columns, rows, kinds, note, numbers=for_programs), found, run)
 
 
 def _overview_note(found: Sequence[Comparison]) -> str:
@@ -85,18 +86,32 @@ def _shown(over_seeds: Spread, metric: MetricInfo) -> str:
     return show(mean, metric.number_format) + ("" if half is None else f" ± {show(half, metric.deviation_format)}")
 
 
-def _with_seeds(table: Table, found: Sequence[Comparison]) -> Table:
-    """The table with a column that says over how many seeds each row is, if rows differ in that."""
-    if len(_seed_counts(found)) < 2:
-        return table
-    rows = []
-    for label, *values in table.rows:
-        counts = sorted(_seed_counts(found, str(label)))
-        rows.append((label, counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}", *values))
-    first, *others = table.columns
-    return replace(
-        table, columns=(first, "seeds", *others), kinds=("text", "whole", *table.kinds[1:]), rows=tuple(rows)
-    )
+def _with_more(table: Table, found: Sequence[Comparison], run: RunData) -> Table:
+    """The table with the ε that each row has spent, if it is private, and the number of seeds, if rows differ in it."""
+    labels = [str(label) for label, *_ in table.rows]
+    for kind, title in IN_A_WORD.items():
+        spent = [_most_spent(run, label, kind) for label in labels]
+        if any(spent):
+            table = _with_column(table, title, spent, "number")
+            table = replace(table, note=f"{table.note} {say('note', 'spent')}")
+    if len(_seed_counts(found)) > 1:
+        counts = [sorted(_seed_counts(found, label)) for label in labels]
+        shown = [one[0] if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in counts]
+        table = _with_column(table, "seeds", shown, "whole")
+    return table
+
+
+def _with_column(table: Table, title: str, values: Sequence[Value], kind: str) -> Table:
+    """The table with one more column after its first."""
+    (first, *titles), (text, *kinds) = table.columns, table.kinds
+    rows = tuple((label, value, *row) for (label, *row), value in zip(table.rows, values, strict=True))
+    return replace(table, columns=(first, title, *titles), kinds=(text, kind, *kinds), rows=rows)
+
+
+def _most_spent(run: RunData, label: str, kind: str) -> float | None:
+    """The largest ε of one kind that an algorithm has spent in a seed; None without one."""
+    spent = [run.server_values(*cell, kind, "notes")[1] for cell in run.cells if cell[0] == label]
+    return max((float(values[-1]) for values in spent if len(values)), default=None)
 
 
 def _seed_counts(found: Sequence[Comparison], only: str | None = None) -> set[int]:

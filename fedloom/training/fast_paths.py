@@ -24,7 +24,7 @@ _trainers: OrderedDict[Any, Any] = OrderedDict()  # the one used last is last
 def reused(kind: Callable[..., Built], job: TrainingJob, build: Callable[[], Built], *facts: Any) -> Built:
     """Return the trainer that an earlier job of the same kind built, or build one: recording takes time."""
     # methods of equal algorithms are not equal, but their objects and code are; a worker process gets the function of a
-    # class of your own file anew in every round
+    # class of your own file again in every round
     function = getattr(job.correct, "__func__", None)
     correct = getattr(job.correct, "__self__", None), getattr(function, "__code__", function or job.correct)
     groups = (_layout(job.shared), _layout(job.own, stacked=True)) if job.correct else ()

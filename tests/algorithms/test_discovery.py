@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fedloom
 from fedloom.algorithms import ALGORITHMS, CLASSES
 
@@ -27,6 +29,7 @@ class RandomWalk(Algorithm):
 '''
 
 
+@pytest.mark.slow
 def test_a_file_dropped_into_the_folder_is_an_algorithm_everywhere(tmp_path: Path) -> None:
     package = tmp_path / "fedloom"
     shutil.copytree(Path(fedloom.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -39,6 +39,8 @@ from fedloom.tree import Groups
 from tests.backends.helpers import CASES, MEASURE, cases, ragged, serial, task
 from tests.conftest import ALL_TRAIN, Dense, Moody, facts, federation, last
 
+pytestmark = pytest.mark.slow
+
 QUIET = Evaluation(splits=())
 GB = 10**9
 

@@ -195,6 +195,7 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_changes_no_bit(own_work
     )
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_again_and_again_end_the_run_with_an_error(own_workers: Workers) -> None:
     data, learnt = federation((20, 30, 40)), Task(Dense)
     backend = Vector(data, learnt, setup(data, learnt), own_workers)
@@ -204,6 +205,7 @@ def test_workers_that_are_killed_again_and_again_end_the_run_with_an_error(own_w
         last(fit(data, learnt, Suicidal(parent=os.getpid()), 2, backend=backend))
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_while_they_wait_are_replaced(own_workers: Workers) -> None:
     data, learnt = federation((20, 30, 40)), Task(Dense)
     backend = Vector(data, learnt, setup(data, learnt), own_workers)

@@ -92,6 +92,7 @@ def two_clients() -> fl.Federation:
     return fl.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), clients=2)
 
 
+@pytest.mark.slow
 def test_workers_use_the_values_that_your_modules_have_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

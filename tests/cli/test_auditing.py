@@ -66,6 +66,7 @@ def test_a_refuted_claim_is_an_exit_code_of_its_own(
     assert "The claimed ε of fedavg is wrong" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_are_written_beside_the_findings(private: Path) -> None:
     done = fedloom("audit", "private.toml", "--only", "reconstruction", folder=private)
     assert "Picture: runs/private/reconstruction.png" in done.stdout

@@ -69,6 +69,7 @@ def test_the_same_bits_with_any_number_of_workers_and_after_kill_9(folder: Path,
     assert shas(fedloom(*common, "--out", "killed", folder=folder).stdout) == expected
 
 
+@pytest.mark.slow
 def test_interrupting_stops_after_a_checkpoint_and_says_how_to_go_on(folder: Path) -> None:
     serial = ("--set", "run.backend=serial", "--set", "rounds=15")
     expected = shas(fedloom("run", "small.toml", "--json", "-q", *serial, "--out", "whole", folder=folder).stdout)
@@ -110,6 +111,7 @@ def test_sigterm_ends_a_run_and_leaves_nothing_in_memory(folder: Path) -> None:
     assert (folder / "runs" / "small").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.slow
 def test_a_changed_experiment_is_refused_and_fresh_keeps_the_old_one(folder: Path) -> None:
     serial = ("--set", "run.backend=serial", "--set", "rounds=1")
     fedloom("run", "small.toml", "-q", *serial, folder=folder)
@@ -145,6 +147,7 @@ def test_a_diverging_run_fails_with_exit_code_1(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_with_abandoned_rounds_is_no_success(folder: Path) -> None:
     poisson = EXPERIMENT.replace("count = 5", 'sampling = "poisson"\nfraction = 0.5\nquorum = 1.0')
     (folder / "poisson.toml").write_text(poisson)

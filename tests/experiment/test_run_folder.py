@@ -159,6 +159,7 @@ def test_starting_again_does_not_take_the_folder_from_a_running_process(
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_only_what_fedloom_wrote_is_removed(comparison: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(comparison, tmp_path / "run")
     result = Result.read(folder)

@@ -39,6 +39,7 @@ THREE = {
 }
 
 
+@pytest.mark.slow
 def test_a_rehearsal_gives_the_bits_of_the_serial_backend(tmp_path: Path) -> None:
     values = {**THREE, "algorithm": {**THREE["algorithm"], "pooled": {}}}
     file = write_toml(tmp_path / "experiment.toml", values)
@@ -98,6 +99,7 @@ def test_a_killed_coordinator_and_a_killed_agent_come_back_and_no_bit_changes(
     assert all(line["bytes"] > 0 and "update model" in line["left"]["values"] for line in answered)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_both_sides_in_order_and_the_next_start_continues(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
@@ -314,6 +316,7 @@ def test_when_all_agents_are_gone_the_coordinator_says_so_and_ends(federation: C
     assert "Traceback" not in world.log()
 
 
+@pytest.mark.slow
 def test_agents_that_were_killed_or_lost_power_are_shown_silent_and_gone_until_they_are_back(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:

@@ -274,6 +274,7 @@ def test_places_are_apart_in_order_and_inside(wanted: list[float], gap: float) -
         assert places == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 def test_drawing_leaves_no_trace(comparison: Path, tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     drawn(panels(names(2)))

@@ -49,6 +49,22 @@ def test_the_overview_has_the_mean_and_half_of_the_interval(run: RunData) -> Non
     assert (float(row[universal]), float(row[f"{universal}, ±"])) == pytest.approx((statistics.fmean(values), half))
 
 
+def test_the_overview_has_the_epsilon_that_each_algorithm_has_spent(comparison: Path, tmp_path: Path) -> None:
+    assert not any("ε" in column for column in named(RunData.read(comparison), "overview_accuracy").columns)
+    private = Path(shutil.copytree(comparison, tmp_path / "private"))
+    with Store(private) as store, store._transaction() as database:
+        cells = database.execute("SELECT id FROM cells WHERE label = 'fedavg' ORDER BY seed").fetchall()
+        for (cell,), spent in zip(cells, (3.5, 4.25), strict=True):
+            rows = [(cell, round, "notes", "epsilon", spent * round, 1) for round in (1, 2)]
+            database.executemany("INSERT INTO server_metrics VALUES (?, ?, ?, ?, ?, ?)", rows)
+    table = named(RunData.read(private), "overview_accuracy")
+    assert table.columns[1] == "ε (± 1 client)"
+    assert {row[0]: row[1] for row in table.rows} == {"fedavg": 8.5, "local": None, "pooled": None}
+    assert "ε is the most that a seed has spent" in table.note
+    (row,) = (row for row in csv.DictReader(io.StringIO(table.csv())) if row["algorithm"] == "fedavg")
+    assert float(row["ε (± 1 client)"]) == 8.5
+
+
 def test_notes_explain_the_universal_test_only_if_there_is_one(comparison: Path, tmp_path: Path) -> None:
     assert "universal test" in named(RunData.read(comparison), "overview_accuracy").note
     without = Path(shutil.copytree(comparison, tmp_path / "without"))

@@ -92,6 +92,8 @@ def worst(output, y):
     [
         ({"dp": {"epsilon": 2.0}}, {}, "needs more clients in a round than 10 × the noise multiplier"),
         ({"secure_aggregation": {"min_clients": 12}}, {}, "needs at least min_clients = 12"),
+        ({"secure_aggregation": {"bits": 32, "range": 1e9}}, {}, "bits = 32 is too few for"),
+        ({"secure_aggregation": {"bits": 32, "range": {"model": 1e9}}}, {}, "bits = 32 is too few for"),
         (
             {"dp": {"epsilon": 8.0, "clip": 1.0, "noise": "distributed", "colluders": 0.9}, "secure_aggregation": {}},
             {},

@@ -54,6 +54,7 @@ def test_a_finished_sweep_says_nothing_of_its_settings_and_keeps_its_dates(file:
     assert json.loads(written.read_text()) == earlier
 
 
+@pytest.mark.slow
 def test_pruning_ends_the_worse_half_early_and_says_so(file: Path, tmp_path: Path) -> None:
     file.write_text(EXPERIMENT.replace("rounds = 2", "rounds = 6").replace("local = {}\n", ""))
     over = parse_over(["train.lr=0.0001,0.001,0.1,0.3"])

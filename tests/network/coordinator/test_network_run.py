@@ -301,3 +301,14 @@ def test_every_site_hears_how_many_outputs_the_model_has(tmp_path: Path) -> None
     assert run.run(Silent()).status == "done"
     task = run.pool.run_plan["experiment"]["task"]
     assert (task["model"], task["args"]) == ("mlp", {"classes": 3})  # although no site has a third class
+
+
+def test_the_operator_hears_cautions_once_and_the_report_has_them(tmp_path: Path, monkeypatch: Any) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(Silent, "caution", lambda self, text: heard.append(text))
+    train = {**EXPERIMENT.get("train", {}), "batch_size": 1000, "drop_last": True}
+    for rounds in (1, 2):
+        run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": rounds, "train": train}, {}, {})
+        assert run.run(Silent()).status == "done"
+    assert [text for text in heard if "drop_last = true drops nothing" in text] == heard[:1]
+    assert heard[0] in RunData.read(tmp_path / "net").facts["cautions about algorithms"]

@@ -49,6 +49,7 @@ def test_an_agent_that_ended_is_named_with_its_last_words(tmp_path: Path) -> Non
     assert tomllib.loads((folder / "site.toml").read_text())["site"]["hosts"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_agents_end_with_the_coordinator(tmp_path: Path) -> None:
     with rehearsal(tmp_path / "run", 2, []) as run:
         assert [process.poll() for process in run.processes] == [None, None]

@@ -330,6 +330,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("point", ["privacy.charged:2", "checkpoint.rename:2", "checkpoint.renamed:2"])
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits_and_epsilon(tmp_path: Path, point: str) -> None:
     for name in ("whole", "killed"):
         folder = tmp_path / name / "cells" / "fedavg-1"
