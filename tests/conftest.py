@@ -31,6 +31,16 @@ def pytest_configure() -> None:
     torch.set_num_threads(1)  # as worker processes do; two threads on two busy cores wait for each other
 
 
+def slow_after(quick: int, values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: the first ones run in `make test`, the others in `make slow`."""
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)), marks=[pytest.mark.slow] if number >= quick else []
+        )
+        for number, value in enumerate(values)
+    ]
+
+
 def federation(sizes: Sequence[int], *, seed: int = 0, split: Split = Split(), **more: Any) -> Federation:
     """Clients of these sizes, with examples of 16 features and 3 classes that a model can learn."""
     draws = np.random.default_rng(seed)

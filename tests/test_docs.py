@@ -221,6 +221,7 @@ def test_averaging_written_by_hand_gives_the_weights_of_fedavg() -> None:
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
 
 
+@pytest.mark.slow
 def test_the_example_from_scratch_learns(tmp_path: Path) -> None:
     told = run([sys.executable, str(ROOT / "examples" / "fedavg_from_scratch.py")], tmp_path)
     accuracy = [float(found) for found in re.findall(r"accuracy (0\.\d+)", told)]

@@ -40,6 +40,7 @@ def test_the_pictures_of_the_seven_ways_are_those_that_the_script_draws() -> Non
     assert all(f"../images/seven-ways/{name}.svg" in page for name in drawn)
 
 
+@pytest.mark.slow
 def test_a_page_with_generated_parts_says_how_to_print_them_in_a_clone() -> None:
     for path in (ROOT / "docs").rglob("*.md"):
         page = path.read_text(encoding="utf-8")

@@ -44,6 +44,7 @@ from tests.conftest import (
     facts,
     federation,
     last,
+    slow_after,
 )
 
 VMAPPED = [(model, case) for model in ("dense", "normed", "pictures") for case in cases(model)] + [("logit", "cocoa")]
@@ -55,7 +56,7 @@ PLAIN = [("cumulative", "fedavg"), ("lstm", "fedavg"), ("lstm", "fedsgd")]
 DRAWING = [(model, case) for model in ("rand_like", "lstm dropout") for case in ("fedavg", "fedsgd", "pooled")]
 
 
-@pytest.mark.parametrize(("model", "case"), [*VMAPPED, *PLAIN, *DRAWING])
+@pytest.mark.parametrize(("model", "case"), slow_after(6, [*DRAWING[:3], *PLAIN, *VMAPPED, *DRAWING[3:]]))
 def test_workers_compute_what_the_serial_backend_computes_bit_for_bit(
     model: str, case: str, vector: Callable[..., Vector]
 ) -> None:
@@ -64,7 +65,7 @@ def test_workers_compute_what_the_serial_backend_computes_bit_for_bit(
         assert facts(one) == facts(other)
 
 
-@pytest.mark.parametrize(("model", "case"), VMAPPED)
+@pytest.mark.parametrize(("model", "case"), slow_after(12, VMAPPED))
 def test_clients_side_by_side_learn_what_they_learn_alone(model: str, case: str, vector: Callable[..., Vector]) -> None:
     backend = vector(ragged(model), task(model, "float64"), group=4)
     assert backend.setup.group == 4
@@ -83,7 +84,7 @@ def test_a_model_that_cannot_be_vmapped_runs_with_any_group_size(
 
 
 @pytest.mark.parametrize("group", [1, 4])
-@pytest.mark.parametrize("model", ["dense", "normed", "pictures"])
+@pytest.mark.parametrize("model", slow_after(1, ["normed", "dense", "pictures"]))
 @pytest.mark.parametrize("case", ["fedavg keeps adam", "local keeps momentum"])
 def test_one_two_and_three_workers_give_the_same_bits(
     model: str, case: str, group: int, vector: Callable[..., Vector]

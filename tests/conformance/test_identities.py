@@ -30,7 +30,7 @@ from fedloom.training.probe import probe
 from fedloom.tree import Groups, Tree
 from tests.conformance.test_robust import as_given
 from tests.conformance.transcriptions import Attendance, Line, Softmax, TwoLayers, World, three_clients
-from tests.conftest import ALL_TRAIN, CLASSES, FEATURES, Dense, Normed, Pictures, federation
+from tests.conftest import ALL_TRAIN, CLASSES, FEATURES, Dense, Normed, Pictures, federation, slow_after
 
 QUIET = Evaluation(splits=())
 SIZES = (14, 30, 21)
@@ -453,7 +453,7 @@ def flat(model: Tree) -> NDArray[np.float64]:
     return np.append(model["weight"].numpy().ravel(), model["bias"].numpy())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", slow_after(1, [0, 1, 2]))
 def test_fsvrg_approaches_the_optimum_of_a_sparse_unbalanced_problem_in_half_the_rounds_of_fedsgd(seed: int) -> None:
     problem, rounds = Sparse(seed), 5
     # each with the best step of a scan that goes beyond it on both sides
@@ -521,7 +521,7 @@ SOMETIMES_ABSENT: Sequence[tuple[int, ...]] = ((0, 1, 2), (0, 2), (1, 2), (0, 1,
 
 
 @pytest.mark.parametrize("aggregation", ["adding", "averaging"])
-@pytest.mark.parametrize("attendance", ["everybody", "absences"])
+@pytest.mark.parametrize("attendance", slow_after(1, ["absences", "everybody"]))
 def test_cocoa_approaches_the_optimum_of_ridge_regression_as_fast_as_it_must(attendance: str, aggregation: str) -> None:
     world, rounds, penalty, passes = three_clients(Line()), 120, 1.0, 5
     problem = Ridge(world, penalty)
@@ -549,6 +549,7 @@ def test_adding_needs_fewer_rounds_than_averaging() -> None:
     assert problem.optimum <= value["adding"] < value["averaging"]
 
 
+@pytest.mark.slow
 def test_cocoa_approaches_the_optimum_of_logistic_regression_as_fast_as_it_must() -> None:
     from sklearn.linear_model import LogisticRegression
 

@@ -32,7 +32,7 @@ from tests.aggregation.rules_by_hand import (
     trimmed_mean,
 )
 from tests.conformance.transcriptions import Attendance
-from tests.conftest import ALL_TRAIN, Pictures, federation
+from tests.conftest import ALL_TRAIN, Pictures, federation, slow_after
 
 # --- the whole way, through an experiment
 
@@ -138,7 +138,7 @@ def lying(kind: type[Algorithm]) -> type[Algorithm]:
     return type("Lying", (kind,), {**methods, "__module__": __name__, "__doc__": "One client lies."})
 
 
-@pytest.mark.parametrize("name", WITH_RULE)
+@pytest.mark.parametrize("name", slow_after(4, WITH_RULE))
 def test_a_lying_client_moves_every_algorithm_without_a_rule_and_none_with_one(name: str) -> None:
     kind, task = ALGORITHMS[name], Task(Pictures, dtype="float64")
     given = {**PLAIN, **({"clusters": 1} if name == "ifca" else {})}

@@ -102,6 +102,7 @@ def test_weights_that_agree_or_do_not_matter_are_not_noted(
     assert not any("weigh clients" in text for text in cautions(RunData.read(result.folder)))
 
 
+@pytest.mark.slow
 def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one_and_the_reason_is_kept(
     federation: fl.Federation, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from fedloom.network.agent.connection import Connection
 from fedloom.network.coordinator.http_api import make_app
 from fedloom.network.protocol.messages import ClientAnswer
 from fedloom.results.result import Result
+from tests.conftest import slow_after
 from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, wait_for, weights
 from tests.network.proxy import Proxy
 
@@ -30,14 +31,17 @@ MASK = {"name": "randomk", "keep": 0.2, "mask": "round"}
 
 @pytest.mark.parametrize(
     ("compress", "algorithm"),
-    [
-        ({"up": TOPK, "down": "bfloat16"}, {"scaffold": {}}),
-        ({"up": {"name": "qsgd", "bits": 3}}, {"fedavg": {"rule": "median"}}),
-        ({"up": "eden", "down": "lossless"}, {"fedbn": {}}),
-        ({"up": "powersgd"}, {"fedsgd": {}}),
-        ({"up": "lossless"}, {"fednova": {}}),
-        ({"up": {"name": "randomk", "keep": 0.1}, "down": "float16"}, {"fedadam": {}}),
-    ],
+    slow_after(
+        2,
+        [
+            ({"up": TOPK, "down": "bfloat16"}, {"scaffold": {}}),
+            ({"up": {"name": "qsgd", "bits": 3}}, {"fedavg": {"rule": "median"}}),
+            ({"up": "eden", "down": "lossless"}, {"fedbn": {}}),
+            ({"up": "powersgd"}, {"fedsgd": {}}),
+            ({"up": "lossless"}, {"fednova": {}}),
+            ({"up": {"name": "randomk", "keep": 0.1}, "down": "float16"}, {"fedadam": {}}),
+        ],
+    ),
 )
 def test_the_bits_are_those_of_the_serial_backend(
     tmp_path: Path, compress: dict[str, Any], algorithm: dict[str, Any]
@@ -68,6 +72,7 @@ def test_a_restart_continues_with_what_agents_held_back(tmp_path: Path, monkeypa
     assert weights(tmp_path / "net") == serial_weights(values, tmp_path / "serial")
 
 
+@pytest.mark.slow
 def test_a_mask_for_all_clients_composes_with_masks_that_cancel(tmp_path: Path) -> None:
     secure = {"secure_aggregation": {"min_clients": 3, "threshold": 0.67}}
     values = {**SMALL, "algorithm": {"fedavg": {"weights": "uniform"}}, "compress": {"up": MASK}}
@@ -80,7 +85,7 @@ def test_a_mask_for_all_clients_composes_with_masks_that_cancel(tmp_path: Path) 
         torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("damage", ["values", "gaps", "missing", "twice", "unasked", "not finite"])
+@pytest.mark.parametrize("damage", slow_after(2, ["values", "missing", "gaps", "twice", "unasked", "not finite"]))
 def test_a_damaged_answer_costs_its_client_the_round_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:

@@ -19,6 +19,7 @@ from fedloom.network.agent.state_versions import StateVersions
 from fedloom.network.coordinator import backend
 from fedloom.network.protocol.packed_parcel import pack
 from fedloom.results.result import Result
+from tests.conftest import slow_after
 from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
 
 CODE = """
@@ -52,12 +53,15 @@ def sites(folder: Path, values: dict[str, Any], count: int = 2, **edits: Any) ->
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"algorithm": {"fedavg": {}, "peer": {}}, "seeds": [1, 2]},
-        {"algorithm": {"scaffold": {}, "ditto": {}}},
-        {"algorithm": {"fedavg": {}}, "task": {"model": "net.py:adapted", "seed": "run"}, "seeds": [1, 2]},
-        {"algorithm": {"fedavg": {}}, "compress": {"up": {"name": "topk", "keep": 0.1}, "down": "bfloat16"}},
-    ],
+    slow_after(
+        1,
+        [
+            {"algorithm": {"scaffold": {}, "ditto": {}}},
+            {"algorithm": {"fedavg": {}, "peer": {}}, "seeds": [1, 2]},
+            {"algorithm": {"fedavg": {}}, "task": {"model": "net.py:adapted", "seed": "run"}, "seeds": [1, 2]},
+            {"algorithm": {"fedavg": {}}, "compress": {"up": {"name": "topk", "keep": 0.1}, "down": "bfloat16"}},
+        ],
+    ),
     ids=str,
 )
 def test_the_bits_are_those_of_the_serial_backend(values: dict[str, Any], more: dict[str, Any], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Workers
 from fedloom.errors import FedloomError
+from tests.conftest import slow_after
 from tests.odd.harness import FEW_WAYS, compared, problems
 from tests.odd.models import MODELS
 from tests.odd.table import Odd
@@ -32,7 +33,7 @@ def test_no_two_entries_have_the_same_name() -> None:
     assert len(set(names(ENTRIES))) == len(ENTRIES) >= 85
 
 
-@pytest.mark.parametrize(("number", "entry"), QUICK, ids=names(QUICK))
+@pytest.mark.parametrize(("number", "entry"), slow_after(12, QUICK), ids=names(QUICK))
 def test_in_this_process(number: int, entry: Odd) -> None:
     assert problems(compared(entry, number), FEW_WAYS) == []
 

@@ -45,6 +45,7 @@ def test_every_row_means_what_its_name_says() -> None:
         assert settings == {"algorithm.fedprox.mu": float(name.removeprefix("mu "))}
 
 
+@pytest.mark.slow
 def test_it_runs_on_ones_own_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [
         {"user": user, "comments": ["a little more than kin", "and less than kind"] * 3} for user in ("ham", "cla")

@@ -17,7 +17,7 @@ from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from fedloom.tuning.rehearsal import MessageBytes, rehearse
-from tests.conftest import Dense, Logit, Pictures, federation, two_classes
+from tests.conftest import Dense, Logit, Pictures, federation, slow_after, two_classes
 
 CLIENTS = 7
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
@@ -40,7 +40,9 @@ def told(name: str, net: type[nn.Module], clients: int = CLIENTS, **settings: An
     return None if reports is None else MessageBytes.of(reports), task
 
 
-@pytest.mark.parametrize(("name", "settings"), SETTINGS, ids=[f"{name}-{given}" for name, given in SETTINGS])
+@pytest.mark.parametrize(
+    ("name", "settings"), slow_after(8, SETTINGS), ids=[f"{name}-{given}" for name, given in SETTINGS]
+)
 def test_what_is_told_beforehand_is_what_a_run_counts(name: str, settings: dict[str, Any]) -> None:
     algorithm = ALGORITHMS[name](**settings)
     several = {"fedrep", "openai_es", "snes"}  # need a head, or one output for each class

@@ -21,6 +21,7 @@ from fedloom.privacy.dp import distributed
 from fedloom.privacy.secure.session import Advertisement
 from fedloom.privacy.table import DpTable
 from fedloom.results.result import Result
+from tests.conftest import slow_after
 from tests.network.conftest import EXPERIMENT, InProcessRun, serial_weights, weights
 
 SECURE = {"secure_aggregation": {"threshold": 0.6, "min_clients": 3, "range": 100.0}}
@@ -43,7 +44,9 @@ def simulated(folder: Path, **values: Any) -> dict[str, str | None]:
     return serial_weights({**VALUES, **values, "cohort": CAPPED}, folder)
 
 
-@pytest.mark.parametrize("algorithm", [{"fedavg": {}}, {"scaffold": {}}, {"fsvrg": {}}, {"openai_es": {}}])
+@pytest.mark.parametrize(
+    "algorithm", slow_after(1, [{"fedavg": {}}, {"scaffold": {}}, {"fsvrg": {}}, {"openai_es": {}}])
+)
 def test_the_bits_are_those_of_a_simulation(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     result = sites(tmp_path / "net", algorithm=algorithm).run(Silent())
     assert result.status == "done"
@@ -130,7 +133,7 @@ def test_a_masked_change_is_charged_even_if_the_coordinator_says_that_its_sum_wa
     assert [len(lines) for lines in ledgers] == [1 + 3] * 5
 
 
-@pytest.mark.parametrize("clip", [None, 0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("clip", slow_after(2, [None, float("nan"), 0.0, -1.0, float("inf")]))
 def test_a_change_without_a_positive_clip_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clip: float | None
 ) -> None:
@@ -176,7 +179,7 @@ GOOD = "ab" * 32
 
 @pytest.mark.parametrize(
     ("mask_key", "channel_key"),
-    [("09", GOOD), ("00" * 32, GOOD), (GOOD, "01" + "00" * 31), (GOOD, GOOD)],
+    slow_after(1, [("09", GOOD), ("00" * 32, GOOD), (GOOD, "01" + "00" * 31), (GOOD, GOOD)]),
     ids=["too short", "zero", "of low order", "twice the same"],
 )
 def test_a_site_with_bad_keys_costs_only_itself_the_round(

@@ -83,6 +83,7 @@ def test_a_coordinator_that_dies_before_a_sum_is_unmasked_begins_again_with_new_
     assert weights(tmp_path / "net") == simulated(tmp_path / "serial")
 
 
+@pytest.mark.slow
 def test_a_sum_that_was_unmasked_but_not_stored_is_never_unmasked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
