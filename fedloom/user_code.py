@@ -16,6 +16,7 @@ import traceback
 import typing
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
@@ -268,10 +269,11 @@ def _functions(*groups: Iterable[Any]) -> list[FunctionType]:
     return [value for value in bare if isinstance(value, FunctionType)]
 
 
-def _names_in(code: CodeType) -> set[str]:
+@lru_cache(4096)
+def _names_in(code: CodeType) -> frozenset[str]:
     """Return the names that some code reads, also inside its functions; the body of a class only stores them."""
     inner = (_names_in(part) for part in code.co_consts if isinstance(part, CodeType))
-    read = {str(one.argval) for one in dis.get_instructions(code) if one.opname.startswith("LOAD_")}
+    read = frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname.startswith("LOAD_"))
     return read.union(*inner)
 
 

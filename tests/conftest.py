@@ -32,7 +32,10 @@ def pytest_configure() -> None:
 
 
 def slow_after(quick: int, values: Iterable[Any]) -> list[Any]:
-    """Parameters of a test: the first ones run in `make test`, the others in `make slow`."""
+    """Parameters of a test: the first ones run in `make test`, the others in `make slow`.
+
+    A tuple has a value for each parameter.
+    """
     return [
         pytest.param(
             *(value if isinstance(value, tuple) else (value,)), marks=[pytest.mark.slow] if number >= quick else []

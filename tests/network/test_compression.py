@@ -191,7 +191,9 @@ class SocketRun(InProcessRun):
         return agent
 
 
-@pytest.mark.parametrize("compress", [{"up": {"name": "qsgd", "bits": 8}, "down": "float16"}, {"up": "lossless"}])
+@pytest.mark.parametrize(
+    "compress", slow_after(1, [{"up": {"name": "qsgd", "bits": 8}, "down": "float16"}, {"up": "lossless"}])
+)
 def test_the_bytes_of_a_run_are_those_on_the_socket(tmp_path: Path, compress: dict[str, Any]) -> None:
     wide = {"model": "mlp", "args": {"features": 64, "hidden": [1500], "classes": 10}}
     values = {**SMALL, "task": wide, "rounds": 1, "evaluate": {"splits": [], "server": []}, "compress": compress}

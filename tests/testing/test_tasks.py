@@ -17,7 +17,7 @@ from fedloom.task import Task
 from fedloom.testing import check_task, plain_loop, tasks
 from fedloom.testing.tasks import a_few
 from fedloom.training.settings import Training
-from tests.conftest import Cumulative, Dense, Normed, federation
+from tests.conftest import Cumulative, Dense, Normed, federation, slow_after
 from tests.odd.nets.draws import AddsNoise
 from tests.odd.nets.state import BuildsInForward
 from tests.odd.table import Net
@@ -34,11 +34,14 @@ class OnlySinglePrecision(Net):
 
 @pytest.mark.parametrize(
     ("model", "replayed", "grouped"),
-    [
-        (Normed, "", ""),
-        (Cumulative, "Python numbers out of values", "vmap"),
-        (AddsNoise, "draws from torch's generator", "draws from a global generator"),
-    ],
+    slow_after(
+        1,
+        [
+            (AddsNoise, "draws from torch's generator", "draws from a global generator"),
+            (Normed, "", ""),
+            (Cumulative, "Python numbers out of values", "vmap"),
+        ],
+    ),
 )
 def test_a_report_says_how_a_task_can_be_computed(model: Any, replayed: str, grouped: str) -> None:
     report = check_task(Task(model), DATA)

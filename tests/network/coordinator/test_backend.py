@@ -37,6 +37,7 @@ from fedloom.results.disclosure import what_left
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
+from tests.conftest import slow_after
 from tests.network.conftest import EXPERIMENT, InProcessRun, WorkingPool, serial_weights, weights
 
 SMALL = {**EXPERIMENT, "rounds": 2, "evaluate": {"every": 1}}
@@ -645,7 +646,7 @@ SIX = {
 }
 
 
-@pytest.mark.parametrize("crash", [None, (2, 3), (3, 5)])
+@pytest.mark.parametrize("crash", slow_after(1, [((2, 3),), None, ((3, 5),)]))
 @pytest.mark.parametrize("sampling", [{}, {"count": 3}])
 def test_a_site_joins_a_run_between_two_rounds_and_no_bit_depends_on_a_crash(
     crash: tuple[int, int] | None, sampling: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 from fedloom.results.comparisons import comparisons
 from fedloom.results.run_data import RunData
+from tests.conftest import slow_after
 from tests.network.conftest import EXPERIMENT, HELLO, InProcessRun, in_process, serial_weights, weights
 
 DIGITS = HELLO.model_copy(update={"features": (64,), "dtype": "uint8", "classes": tuple("0123456789")})
@@ -145,21 +146,24 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("lie", "why"),
-    [
-        ({"setup": {"group": "many", "micro_batch": 0, "evaluation_batch": -1}}, ""),
-        ({"classes": tuple("abcdefghij")}, ""),  # the model takes them, but the other sites have others
-        ({"clients": (facts(number=2**53),)}, ""),
-        ({"clients": (facts(number=7), facts(number=9))}, ""),
-        ({"clients": (facts(number=0), facts())}, "mismatch: its [site] hosts must number every client"),
-        ({"clients": (facts(number=0), facts(number=0))}, "mismatch: its [site] hosts must number every client"),
-        ({"features": (10**8,)}, "mismatch: an example has 100,000,000 values, and at most 16,777,216 are allowed"),
-        ({"features": (2**53, 2**53)}, "mismatch: an example has "),
-        ({"features": (63,)}, "mismatch: The model digits_mlp does not take the data"),
-        ({"classes": tuple(map(str, range(11)))}, "mismatch: "),
-        ({"labels": (10**8,)}, "mismatch: an example has 100,000,000 values"),
-        ({"dtype": "nn"}, "malformed: "),
-        ({"clients": (facts(train=2**60),)}, "malformed: "),
-    ],
+    slow_after(
+        6,
+        [
+            ({"setup": {"group": "many", "micro_batch": 0, "evaluation_batch": -1}}, ""),
+            ({"classes": tuple("abcdefghij")}, ""),  # the model takes them, but the other sites have others
+            ({"clients": (facts(number=2**53),)}, ""),
+            ({"clients": (facts(number=7), facts(number=9))}, ""),
+            ({"clients": (facts(number=0), facts())}, "mismatch: its [site] hosts must number every client"),
+            ({"clients": (facts(number=0), facts(number=0))}, "mismatch: its [site] hosts must number every client"),
+            ({"features": (10**8,)}, "mismatch: an example has 100,000,000 values, and at most 16,777,216 are allowed"),
+            ({"features": (2**53, 2**53)}, "mismatch: an example has "),
+            ({"features": (63,)}, "mismatch: The model digits_mlp does not take the data"),
+            ({"classes": tuple(map(str, range(11)))}, "mismatch: "),
+            ({"labels": (10**8,)}, "mismatch: an example has 100,000,000 values"),
+            ({"dtype": "nn"}, "malformed: "),
+            ({"clients": (facts(train=2**60),)}, "malformed: "),
+        ],
+    ),
 )
 def test_what_an_agent_says_about_itself_decides_nothing_for_the_others(
     tmp_path: Path, lie: dict[str, Any], why: str
