@@ -80,7 +80,8 @@ def describe(federation: Federation, where: str = "") -> Description:
 def label_counts(federation: Federation, most: int = 200) -> dict[str, object] | None:
     """Return the number of examples of every label at every client, in a form for JSON: of all and of test examples.
 
-    The result is None for a regression, and for more than `most` clients or classes.
+    If the server holds test examples, "server" has their labels. The result is None for a regression, and for more than
+    `most` clients or classes.
 
     >>> federation = Federation.from_arrays(np.zeros((6, 1)), [0, 0, 0, 0, 1, 1], client=["a"] * 3 + ["b"] * 3)
     >>> label_counts(federation)
@@ -92,9 +93,11 @@ def label_counts(federation: Federation, most: int = 200) -> dict[str, object] |
     pairs = client_and_label(federation)
     some = {"counts": pairs, "tested": pairs[federation.indices(federation.everyone, "test").numpy()]}
     counted = {name: np.bincount(one, minlength=clients * classes) for name, one in some.items()}
+    _, at_server = federation.server.get("test", (None, None))
     return {
         "classes": list(federation.classes),
         **{name: counts.reshape(clients, classes).tolist() for name, counts in counted.items()},
+        **({} if at_server is None else {"server": np.bincount(at_server.numpy(), minlength=classes).tolist()}),
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,32 +18,62 @@ DRAWS = 20  # of all clients' labels, to see what chance does
 EASIER = 0.15  # by this much, guessing is easier on clients' own tests than on everybody's
 
 
+@dataclass(frozen=True)
+class Guess:
+    """What always predicting one label reaches, measured as models are."""
+
+    label: str
+    share: float
+    error: float  # its standard error on that many test examples
+    tested: int
+
+    @classmethod
+    def of(cls, classes: Sequence[str], groups: Floats) -> Guess:
+        """The best label for a mean over groups of test examples. A row has a group's number of examples per label.
+
+        >>> Guess.of(("alive", "dead"), np.array([[99.0, 1.0], [1.0, 3.0], [1.0, 3.0]]))
+        Guess(label='dead', share=0.503..., error=0.102..., tested=108)
+        """
+        sizes = groups.sum(axis=1)
+        shares = groups / sizes[:, None]
+        best = int(shares.mean(axis=0).argmax())
+        right = shares[:, best]
+        error = float(np.sqrt((right * (1 - right) / sizes).sum())) / len(sizes)
+        return cls(classes[best], float(right.mean()), error, int(sizes.sum()))
+
+
 def no_better_than_guessing(run: RunData) -> Iterator[str]:
-    """Algorithms that are not clearly more often right than one that always predicts the most common label."""
+    """Algorithms that are not clearly more often right than one that always predicts the same label."""
     held, found = run.facts.get("labels"), comparisons(run, "accuracy")
     if run.is_network and not held and found and found[0].key in PHASES:
         yield say("caution", "base_rate_unknown")
-    if held and found:
-        counts = np.array(held["counts"]).sum(axis=0)
-        share = float(counts.max() / counts.sum())
-        at_server = (run.facts.get("server") or {}).get("test") if found[0].key == "server_test" else None
-        tested = at_server or sum(client["test"] for client in run.clients)
-        bound = share + 2 * float(np.sqrt(share * (1 - share) / max(tested, 1)))  # chance alone hardly gives more
-        labels: dict[str, list[str]] = {"No": [], "Hardly": []}
-        for label, seeds in found[0].values.items():
-            mean = float(np.mean(list(seeds.values())))
-            if mean <= bound:
-                labels["No" if mean <= share else "Hardly"].append(f"{label} ({show(mean, 'percent')})")
-        guess = {"label": held["classes"][int(counts.argmax())], "share": show(share, "percent")}
-        noisy = run.has_secret_noise  # more rounds at the same ε mean more noise in each
-        advice = {
-            "noise": say("caution", "guessing_noise") if noisy else "",
-            "slow": "" if noisy else "more rounds or ",
-        }
-        for how, some in labels.items():
-            if some:
-                values = {"how": how, "labels": ", ".join(some), "way": found[0].way, "guess": guess}
-                yield say("caution", "guessing", **values, **advice)
+    groups = _tested(run, found[0].key) if held and found else np.empty((0, 0))
+    if not held or not len(groups):
+        return
+    guess, labels = Guess.of(held["classes"], groups), dict[str, list[str]]()
+    for label, seeds in found[0].values.items():
+        mean = float(np.mean(list(seeds.values())))
+        if mean <= guess.share + 2 * guess.error:  # chance alone hardly gives more
+            labels.setdefault("no" if mean <= guess.share else "unclear", []).append(
+                f"{label} ({show(mean, 'percent')})"
+            )
+    advice = "given" if run.facts.get("rounds") == 0 else "noisy" if run.has_secret_noise else "trained"
+    seed = run.in_first_seed if found[0].key != "server_test" else ""
+    shown = {"guess": guess, "share": show(guess.share, "percent"), "way": found[0].way, "seed": seed}
+    for verdict, some in labels.items():
+        far = show(guess.share + 2 * guess.error, "percent")
+        sentence = say("caution", f"guessing_{verdict}", labels=", ".join(some), far=far, **shown)
+        yield f"{sentence} {say('caution', f'guessing_{advice}')}"
+
+
+def _tested(run: RunData, key: str) -> Floats:
+    """The test examples of each label in groups that count alike: each client's own, or all together."""
+    held = run.facts["labels"]
+    if key == "server_test" and (run.facts.get("server") or {}).get("test"):
+        return np.array([held["server"]], dtype=np.float64) if held.get("server") else np.empty((0, 0))
+    counts = np.array(held.get("tested", held["counts"]), dtype=np.float64)  # earlier versions have only the latter
+    counts = counts if key in PHASES else counts.sum(axis=0, keepdims=True)
+    return np.array(counts[counts.any(axis=1)])
 
 
 def easy_own_tests(run: RunData) -> Iterator[str]:
@@ -50,8 +81,7 @@ def easy_own_tests(run: RunData) -> Iterator[str]:
     held, main = run.facts.get("labels"), main_comparison(run)
     if not held or main is None or main.metric.name != "accuracy" or main.key == "server_test":
         return
-    counts = np.array(held.get("tested", held["counts"]), dtype=np.float64)  # earlier versions have only the latter
-    counts = counts[counts.any(axis=1)]
+    counts = _tested(run, main.key)
     if not len(counts):
         return
     own = float((counts.max(axis=1) / counts.sum(axis=1)).mean())

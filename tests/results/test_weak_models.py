@@ -22,9 +22,7 @@ def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: 
 
     assert said([[1, 1, 1]]) == []
     (text,) = said([[0, 50, 0], [0, 50, 0]])
-    assert text.startswith(
-        "No better than always predicting dead, which is right for 100.00 % of all examples: fedavg ("
-    )
+    assert text.startswith("No better than always predicting dead, which is right for 100.00 % there: fedavg (")
     assert "global model, server's test data" in text
 
 
@@ -42,23 +40,46 @@ def test_noise_is_the_first_reason_for_a_model_that_guesses(run: RunData, kind: 
     assert "more rounds" not in noisy
 
 
-@pytest.mark.parametrize(("key", "held"), [("server_test", True), ("server_test", False), ("test", False)])
-def test_an_accuracy_that_chance_could_give_is_hardly_better(run: RunData, key: str, held: bool) -> None:
-    assert run.facts["server"] == {}  # this run's server holds nothing: it measures on the clients' test splits
+def test_guessing_is_measured_as_models_are(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few die at a large hospital, and half at four small ones: a mean over hospitals is not one over patients."""
+    tested = [[594, 6, 0], [24, 16, 0], [20, 20, 0], [19, 21, 0], [18, 22, 0]]
 
-    def said(accuracy: float, tested: int) -> list[str]:
-        found = [replace(comparisons(run, "accuracy")[0], key=key, values={"fedavg": {1: accuracy, 2: accuracy}})]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedloom.results.weak_models.comparisons", lambda *_: found)
-            labelled = with_labels(run, [[40, 30, 30]])
-            server = {"test": tested} if held else {}
-            clients = ({**run.clients[0], "test": 9 if held else tested},)
-            about = replace(labelled, facts={**labelled.facts, "server": server}, clients=clients)
-            return [text.partition(",")[0] for text in cautions(about) if "better than always" in text]
+    def said(key: str, held: dict[str, Any], server: dict[str, int] | None = None, **means: float) -> list[str]:
+        found = replace(
+            comparisons(run, "accuracy")[0], key=key, values={name: {1: one} for name, one in means.items()}
+        )
+        monkeypatch.setattr("fedloom.results.weak_models.comparisons", lambda *_: [found])
+        labels = {"classes": ["alive", "dead", "gone"], "counts": [[1, 0, 0]], **held}
+        about = replace(run, facts={**run.facts, "labels": labels, "server": server or {}})
+        return [text.partition(", global")[0].partition(", final")[0] for text in no_better_than_guessing(about)]
 
-    assert said(0.42, tested=400) == ["Hardly better than always predicting alive"]
-    assert said(0.40, tested=400) == ["No better than always predicting alive"]
-    assert said(0.46, tested=400) == said(0.42, tested=40_000) == []
+    no, unclear = "No better than always predicting alive", "Not clearly better than always predicting alive"
+    assert said("test", {"tested": tested}, local=0.823, fedavg=0.638, sick=0.6) == [
+        f"{unclear}, which is right for 60.30 % there: fedavg (63.80 %)",
+        f"{no}, which is right for 60.30 % there: sick (60.00 %)",
+    ]
+    assert said("server_test", {"tested": tested}, fedavg=0.823) == [
+        f"{no}, which is right for 88.82 % there: fedavg (82.30 %)"
+    ]
+    at_server = {"tested": tested, "server": [40, 30, 30]}
+    (text,) = said("server_test", at_server, {"test": 100}, fedavg=0.45)
+    assert text == f"{unclear}, which is right for 40.00 % there: fedavg (45.00 %)"
+    assert said("server_test", at_server, {"test": 100}, fedavg=0.50) == []  # two standard errors are 9.8 points
+    assert (
+        said("server_test", {"tested": tested}, {"test": 100}, fedavg=0.1) == []
+    )  # an earlier version did not count them
+    evenly = {"tested": [[300, 300, 0], [9, 1, 0], [9, 1, 0], [9, 1, 0]]}
+    assert said("test", evenly, fedavg=0.75)[0].startswith(f"{no}, which is right for 80.00 % there")
+
+
+def test_how_far_chance_alone_goes_is_said(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(comparisons(run, "accuracy")[0], key="server_test", values={"fedavg": {1: 0.42}})
+    monkeypatch.setattr("fedloom.results.weak_models.comparisons", lambda *_: [found])
+    about = with_labels(run, [[160, 120, 120]])
+    (text,) = no_better_than_guessing(about)
+    assert "On 400 test examples, chance alone can make that 44.90 %. Look at balanced_accuracy" in text
+    (text,) = no_better_than_guessing(replace(about, facts={**about.facts, "rounds": 0}))
+    assert text.endswith("Nothing was trained here: this is about the model that was given, or its initial weights.")
 
 
 def test_without_counts_of_labels_an_accuracy_on_a_network_is_not_left_uncommented(run: RunData) -> None:
