@@ -195,7 +195,7 @@ def own_metric(function: Any, name: str = "") -> Metric:
         )
     name = short_name(name) or getattr(function, "__name__", type(function).__name__)
     better = bool(getattr(function, "higher_is_better", True))
-    return Metric(name, scores=_output, summary=partial(_called, function, name), higher_is_better=better)
+    return Metric(name, scores=whole_output, summary=partial(_called, function, name), higher_is_better=better)
 
 
 def about_direction(measures: Iterable[Metric]) -> Iterator[str]:
@@ -209,7 +209,8 @@ def about_direction(measures: Iterable[Metric]) -> Iterator[str]:
             )
 
 
-def _output(output: Tensor, target: Tensor) -> Tensor:
+def whole_output(output: Tensor, target: Tensor) -> Tensor:
+    """Return what a function of your own is called with. A tuple has no rows, one for each example."""
     return output
 
 

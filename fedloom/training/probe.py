@@ -22,7 +22,7 @@ from fedloom.data import class_names
 from fedloom.data.class_names import are_dates
 from fedloom.data.federation import Federation
 from fedloom.errors import FedloomError, InputError
-from fedloom.metrics import METRICS, NUMBER_LOSSES, Metric, class_number, of_numbers, top
+from fedloom.metrics import METRICS, NUMBER_LOSSES, Metric, class_number, of_numbers, top, whole_output
 from fedloom.score_metrics import confidences, decisions, has_labels, ranking
 from fedloom.task import Task
 from fedloom.training import generators
@@ -361,6 +361,13 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     if not loss.requires_grad:
         raise InputError("The loss does not depend on what the model gives, so that nothing can be learnt from it.")
     for metric in task.measures:
+        if metric.scores is whole_output and not isinstance(output, Tensor):
+            raise InputError(
+                f"The metric {metric.name} is called with one array of outputs, and the model returns a "
+                f"{type(output).__name__}. Say which part of it is meant, in a metric with another name: "
+                f'`Metric("name", scores=lambda output, labels: output[0], summary={metric.name})` '
+                "(from fedloom.metrics import Metric)."
+            )
         try:
             found = len(y)
             if metric.values is not None:

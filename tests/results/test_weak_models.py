@@ -22,7 +22,7 @@ def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: 
 
     assert said([[1, 1, 1]]) == []
     (text,) = said([[0, 50, 0], [0, 50, 0]])
-    assert text.startswith("No better than always predicting dead, which is right for 100.00 % there: fedavg (")
+    assert text.startswith("No better than always predicting dead, which has 100.00 % by the same measure: fedavg (")
     assert "global model, server's test data" in text
 
 
@@ -55,21 +55,21 @@ def test_guessing_is_measured_as_models_are(run: RunData, monkeypatch: pytest.Mo
 
     no, unclear = "No better than always predicting alive", "Not clearly better than always predicting alive"
     assert said("test", {"tested": tested}, local=0.823, fedavg=0.638, sick=0.6) == [
-        f"{unclear}, which is right for 60.30 % there: fedavg (63.80 %)",
-        f"{no}, which is right for 60.30 % there: sick (60.00 %)",
+        f"{unclear}, which has 60.30 % by the same measure: fedavg (63.80 %)",
+        f"{no}, which has 60.30 % by the same measure: sick (60.00 %)",
     ]
     assert said("server_test", {"tested": tested}, fedavg=0.823) == [
-        f"{no}, which is right for 88.82 % there: fedavg (82.30 %)"
+        f"{no}, which has 88.82 % by the same measure: fedavg (82.30 %)"
     ]
     at_server = {"tested": tested, "server": [40, 30, 30]}
     (text,) = said("server_test", at_server, {"test": 100}, fedavg=0.45)
-    assert text == f"{unclear}, which is right for 40.00 % there: fedavg (45.00 %)"
+    assert text == f"{unclear}, which has 40.00 % by the same measure: fedavg (45.00 %)"
     assert said("server_test", at_server, {"test": 100}, fedavg=0.50) == []  # two standard errors are 9.8 points
     assert (
         said("server_test", {"tested": tested}, {"test": 100}, fedavg=0.1) == []
     )  # an earlier version did not count them
     evenly = {"tested": [[300, 300, 0], [9, 1, 0], [9, 1, 0], [9, 1, 0]]}
-    assert said("test", evenly, fedavg=0.75)[0].startswith(f"{no}, which is right for 80.00 % there")
+    assert said("test", evenly, fedavg=0.75)[0].startswith(f"{no}, which has 80.00 % by the same measure")
 
 
 def test_how_far_chance_alone_goes_is_said(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_how_far_chance_alone_goes_is_said(run: RunData, monkeypatch: pytest.Mon
     monkeypatch.setattr("fedloom.results.weak_models.comparisons", lambda *_: [found])
     about = with_labels(run, [[160, 120, 120]])
     (text,) = no_better_than_guessing(about)
-    assert "On 400 test examples, chance alone can make that 44.90 %. Look at balanced_accuracy" in text
+    assert "On 400 test examples, chance alone can lift it to 44.90 %. Look at balanced_accuracy" in text
     (text,) = no_better_than_guessing(replace(about, facts={**about.facts, "rounds": 0}))
     assert text.endswith("Nothing was trained here: this is about the model that was given, or its initial weights.")
 

@@ -1,6 +1,7 @@
 """What is found out about a model before the first round."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedloom as fl
 from fedloom.data.federation import Federation
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.errors import InputError
@@ -284,6 +286,29 @@ def test_losses_of_torch_and_of_ones_own_are_welcome() -> None:
 def test_a_metric_that_does_not_fit_the_output_is_named() -> None:
     with pytest.raises(InputError, match="The metric perplexity does not fit the model's output"):
         probe(numbers(), Task(lambda: linear(1), loss="mse", metrics=["perplexity"]))
+
+
+def test_a_function_as_a_metric_of_a_model_with_several_outputs_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(FEATURES, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.out(x), x
+
+    def loss(outputs: tuple[Tensor, Tensor], labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs[0], labels)
+
+    def right(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return float((outputs.argmax(1) == labels).mean())
+
+    said = r"The metric right .* returns a tuple\. .*scores=lambda output, labels: output\[0\], summary=right\)"
+    with pytest.raises(InputError, match=said):
+        probe(federation((20,)), Task(Both, loss=loss, metrics=[right]))
+    first = Metric("first", scores=lambda output, labels: output[0], summary=right)
+    result = fl.run(federation((20, 20)), Task(Both, loss=loss, metrics=[first]), fl.FedAvg(), rounds=1, out=tmp_path)
+    assert 0 <= result.runs[0].final["test_first"] <= 1
 
 
 def test_a_metric_that_is_always_right_is_refused() -> None:
