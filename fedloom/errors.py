@@ -125,7 +125,10 @@ def respelt(name: str, known: Iterable[str]) -> str | None:
     return next((one for one in known if one != name and re.sub(r"[\s_-]", "", one).casefold() == bare), None)
 
 
-SYNONYMS = {"learning_rate": "lr", "eta": "lr", "label": "y", "labels": "y", "y": "label", "clients": "count"}
+SYNONYMS = {
+    **dict.fromkeys(("learning_rate", "learningrate", "eta"), "lr"),
+    **{"label": "y", "labels": "y", "y": "label", "clients": "count"},
+}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -133,6 +136,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     >>> nearest("momentun", ["lr", "momentum"]), nearest("adamW", ["adam", "adamw"])
     (" Did you mean 'momentum'?", " Did you mean 'adamw'?")
+    >>> nearest("learningrate", ["lr", "momentum"])
+    " Did you mean 'lr'?"
     """
     written = {one.lower(): one for one in known}
     lower = str(name).lower()

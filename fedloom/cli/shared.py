@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedloom.experiment.experiment_file import Experiment
+    from fedloom.results.run_data import RunData
 
 File = Annotated[Path, typer.Argument(help="The experiment file (TOML).", metavar="FILE")]
 Folder = Annotated[Path, typer.Argument(help="A run's folder.", metavar="DIR")]
@@ -316,6 +318,12 @@ def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: 
     return print
 
 
+def _is_older(file: Path, run: RunData) -> bool:
+    """Whether a file is there, and some of the run was computed after it was written."""
+    ends = [datetime.fromisoformat(cell["finished"]).timestamp() for cell in run.cells.values() if cell["finished"]]
+    return file.exists() and file.stat().st_mtime < max(ends, default=0)
+
+
 def finish(
     result: Any,
     experiment: Experiment,
@@ -350,6 +358,10 @@ def finish(
             write(f"Report: {path}")
         except Exception as error:  # a finished run is a success even without its report
             say(f"No report: {type(error).__name__}: {error}. Try again with: fedloom report {folder}")
+    elif _is_older(folder / "report.html", RunData.read(folder)):
+        say(
+            f"report.html and the tables are of an earlier state of this run. Write them again: fedloom report {folder}"
+        )
     abandoned = sum(cell.abandoned for cell in result.runs)
     if abandoned:
         rounds = sum(cell.rounds for cell in result.runs)

@@ -339,13 +339,19 @@ def unusual(
     """
     low, high = np.full((2, len(names)), [[-FAR], [FAR]]) if reach is None else reach
     away = (values - mean) / std
-    beyond = np.nan_to_num(np.maximum(low - away, away - high), nan=-np.inf)
+    below, above = (np.nan_to_num(gap, nan=-np.inf) for gap in (low - away, away - high))
+    beyond = np.maximum(below, above)
     for place in np.flatnonzero((beyond > SLACK).any(axis=0)).tolist():
         here = beyond[:, place]
         beyond_it = f"{(here > SLACK).sum():,} of {len(values):,} {rows}"
         usual = f"it was trained on {mean[place]:.4g} ± {std[place]:.2g}"
         if reach is not None:
-            least, most = (mean[place] + end[place] * std[place] for end in (low, high))
-            usual += f", within {least:.3g} and {most:.3g} (in whole standard deviations)"
+            ends = {"below": (below, low), "above": (above, high)}  # one that no value passes may be impossible
+            passed = [
+                f"{side} {mean[place] + end[place] * std[place]:.3g}"
+                for side, (gap, end) in ends.items()
+                if (gap[:, place] > SLACK).any()
+            ]
+            usual += f", with nothing {' or '.join(passed)} (in whole standard deviations)"
         worst = f"such as {values[here.argmax(), place]:g}"
         yield f"{names[place]} is outside of what the model knows in {beyond_it}, {worst}: {usual}."

@@ -263,7 +263,9 @@ class Preprocessing(JsonFile):
         missing = [name for name in lacking if name not in self.optional or respelt(name, names)]
         if missing:
             what = f"columns {', '.join(missing)}" if len(missing) > 1 else f"column {missing[0]}"
-            raise InputError(f"The table lacks the {what}.{_spelt_as(missing, names)}")
+            features = {column.name for column in self.columns}
+            others = [name for name in names if name not in features]  # a feature that is there is not meant
+            raise InputError(f"The table lacks the {what}.{_spelt_as(missing, others)}")
         return lacking
 
     def lacked(self, names: Iterable[str]) -> Iterator[str]:

@@ -12,13 +12,14 @@ from fedloom.errors import InputError
 from fedloom.record import Positive, Record, Share
 
 COLLUDERS = 0.1  # the share of clients that secure sums of more than 100 of them assume, too
+SITES_THRESHOLD = 0.67  # what sites require unless their policies say otherwise: two thirds protect from a lying server
 Probability = Annotated[float, Strict(), Gt(0), Lt(1)]  # with 1, everything may be published
 
 
 class SecureTable(Record):
     """[privacy] secure_aggregation: the server learns the sum of the clients' updates, and no single one."""
 
-    threshold: Annotated[float, Strict(), Gt(0.5), Le(1)] = 0.67
+    threshold: Annotated[float, Strict(), Gt(0.5), Le(1)] = SITES_THRESHOLD
     """The share of a round's clients that must stay until its end. With fewer, the round is abandoned."""
     min_clients: Annotated[int, Strict(), Gt(1)] = 3
     """The fewest clients in a sum."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedloom.privacy.table import PrivacyTable
+from fedloom.privacy.table import SITES_THRESHOLD, PrivacyTable
 
 if TYPE_CHECKING:
     from fedloom.algorithm import Algorithm
@@ -91,6 +91,11 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
             examples = ((n, n - secure.needed(n)) for n in sorted({max(fewest, 3), max(fewest, 10), max(fewest, 100)}))
             listed = ", ".join(f"{lost or 'none'} of {n}" for n, lost in examples)
             yield f"How many clients of a round may be lost depends on how many it has: {listed}."
+        if secure.threshold < SITES_THRESHOLD:
+            yield (
+                f"On a network, sites refuse threshold = {secure.threshold:g}, unless their files say [policy] "
+                f"min_threshold = {secure.threshold:g}: by default they require {SITES_THRESHOLD:g}."
+            )
     if dp is not None:
         spent = f"ε = {dp.epsilon:g}" if dp.epsilon is not None else f"noise multiplier {dp.noise_multiplier or 0:g}"
         who = {"server": "the server", "distributed": "all clients together", "local": "each client"}[dp.noise]
@@ -106,7 +111,7 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
     if example is not None:
         yield (
             f"Differential privacy of examples: each client spends ε = {example.epsilon:g}, δ = {example.delta:g}, for "
-            f"{EXAMPLE}. How many examples it has is not protected."
+            f"{EXAMPLE}. ε does not cover how many examples it has."
         )
 
 
@@ -151,7 +156,8 @@ def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[
     if shares and (table.dp is not None or table.example_dp is not None):
         yield (
             "ε is about training. The sums that scale the data, or a site's summary for `fedloom data agree`, give "
-            "means and variances without noise: ε does not cover them."
+            f"means and variances without noise{' and without masks' if table.secure_aggregation else ''}: ε does not "
+            "cover them."
         )
     elif (shares or given.get("categorical")) and table.secure_aggregation is not None:
         yield (

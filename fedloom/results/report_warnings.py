@@ -260,6 +260,7 @@ def _fixed(run: RunData) -> Iterator[str]:
         "other splits": not one_split,
         "other initial weights": seed == "run",
         "which clients take part": run.sampling is not None,
+        "the noise of differential privacy": run.has_secret_noise,
         "the order of batches": True,
     }
     fixed, about = ([name for name, holds in some.items() if holds] for some in (parts, varied))

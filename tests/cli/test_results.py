@@ -329,6 +329,17 @@ def test_predict_answers_for_new_rows(
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
 
 
+def test_a_report_of_an_earlier_state_is_said_to_be_one(folder: Path) -> None:
+    def said(*options: str) -> bool:
+        done = fedloom("run", "small.toml", "-q", *options, folder=folder)
+        return "report.html and the tables are of an earlier state of this run" in done.stderr
+
+    assert not said("--no-report", "--set", "rounds=1"), "there is none"
+    assert not said("--set", "rounds=1"), "it is written"
+    assert not said("--no-report", "--set", "rounds=1"), "nothing was computed since"
+    assert said("--no-report", "--set", "rounds=2")
+
+
 @pytest.mark.parametrize(
     "command",
     [

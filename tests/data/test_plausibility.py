@@ -325,7 +325,11 @@ def test_values_outside_of_what_training_reached_are_named_by_the_worst() -> Non
     assert [*unusual(["age"], np.array([[20.0], [90.0], [np.nan]]), mean, std, reach)] == []
     (said,) = unusual(["age"], np.array([[np.nan], [19.0], [-5.0], [50.0]]), mean, std, reach)
     assert said.startswith("age is outside of what the model knows in 2 of 4 rows, such as -5: it was trained on ")
-    assert said.endswith("60 ± 10, within 20 and 90 (in whole standard deviations).")
+    assert said.endswith("60 ± 10, with nothing below 20 (in whole standard deviations).")
+    (said,) = unusual(["age"], np.array([[95.0]]), mean, std, reach)
+    assert said.endswith("60 ± 10, with nothing above 90 (in whole standard deviations).")
+    (said,) = unusual(["age"], np.array([[95.0], [2.0]]), mean, std, reach)
+    assert said.endswith("60 ± 10, with nothing below 20 or above 90 (in whole standard deviations).")
 
 
 def test_columns_that_single_precision_cannot_tell_apart_are_named() -> None:

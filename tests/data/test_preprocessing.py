@@ -79,12 +79,19 @@ def test_rows_are_encoded_in_the_order_of_training() -> None:
             "lacks the columns age, ward.*capitals .*: 'age' instead of 'Age ', 'ward' instead of 'WARD'",
         ),
         ({"x": ["1"], "WARD": ["icu"]}, r"lacks the columns age, ward\. Did you mean 'WARD'"),
+        ({"age": ["1"], "wards": ["icu"], "ages": ["1"]}, r"^The table lacks the column ward\. Did you mean 'wards'"),
         ({"age": ["old"], "ward": ["icu"]}, "Row 0 has 'old' in column 'age'"),
     ],
 )
 def test_a_table_that_does_not_fit_is_explained(table: dict[str, list[str]], said: str) -> None:
     with pytest.raises(InputError, match=said):
         TABLE.encode(table, where)
+
+
+def test_a_feature_that_is_there_is_not_offered_for_one_that_is_missing() -> None:
+    pressures = TABLE.model_copy(update={"columns": tuple(Column(name=name) for name in ("sbp", "dbp"))})
+    with pytest.raises(InputError, match=r"^The table lacks the column sbp\.$"):
+        pressures.encode({"dbp": ["80"]}, where)
 
 
 def test_examples_that_are_not_rows_need_an_array() -> None:

@@ -105,3 +105,13 @@ def test_a_site_knows_how_many_examples_of_a_person_it_has() -> None:
     (said,) = of_people(table, "patient_id", 9)
     assert said.endswith("ε = 18 with no bound on δ, so no guarantee.")
     assert [*of_people(table, "patient_id", 1)] == []
+
+
+def test_a_threshold_that_sites_refuse_by_default_is_said_to_be_one() -> None:
+    def said(threshold: float) -> list[str]:
+        table = PrivacyTable(secure_aggregation=SecureTable(threshold=threshold))
+        return [text for text in has(table, 5) if "sites refuse" in text]
+
+    assert said(0.67) == said(1.0) == []
+    (text,) = said(0.6)
+    assert text.startswith("On a network, sites refuse threshold = 0.6, unless their files say [policy] min_threshold")

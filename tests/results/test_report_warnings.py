@@ -44,6 +44,12 @@ def test_the_small_comparison_has_few_seeds_one_partition_and_small_test_splits(
         "All seeds share one partition, one split and one set of initial weights: intervals are about the order of "
         'batches, and say nothing about other data. Set seed = "run" in [data] and [task] to vary this too.'
     )
+    (said,) = [
+        text
+        for text in cautions(with_description(run, cohort={}, privacy={"dp": {"epsilon": 1.0}}, **fixed))
+        if text.startswith("All seeds")
+    ]
+    assert "intervals are about the noise of differential privacy and the order of batches, and say nothing" in said
     other_data = {f"data of seed {seed}": f"data {seed}" for seed in run.seeds}
     varied = with_description(replace(run, facts={**run.facts, **other_data}), cohort={}, **fixed)
     (said,) = [text for text in cautions(varied) if text.startswith("All seeds")]

@@ -20,7 +20,7 @@ from fedloom.models import MODELS
 from fedloom.network.protocol.code_fingerprint import code_files
 from fedloom.network.protocol.verbs import SECURE_KINDS, VERBS, Verb
 from fedloom.privacy.secure.graph import FULL
-from fedloom.privacy.table import PrivacyTable, Probability
+from fedloom.privacy.table import SITES_THRESHOLD, PrivacyTable, Probability
 from fedloom.record import Count, Positive, Record, Share, Whole
 from fedloom.results.safe_text import plain
 from fedloom.task import Task
@@ -132,7 +132,7 @@ class Policy(Record):
     """The SHA-256 of every file with your own code that may run here, by its path from the site's file."""
     require_secure_aggregation: bool = False
     """Refuse runs in which the coordinator could read a client's update."""
-    min_threshold: Share = 0.67
+    min_threshold: Share = SITES_THRESHOLD
     """The share of a round's clients that must be needed to unmask a sum. Two thirds protect against a coordinator that
     lies about who is left. It is always more than half of them.
     """
