@@ -171,8 +171,12 @@ def numbers(
     comma_is_decimal: bool = False,
     advice: str = "",
     may_be_clients: bool = False,
+    factors: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float32]:
-    """Return the numbers in a column's cells. `marks` are texts that stand for a number, or for a missing one (nan)."""
+    """Return the numbers in a column's cells. `marks` are texts that stand for a number, or for a missing one (nan).
+
+    `factors` multiply what is written in each row, but not what a mark stands for.
+    """
     commas, known = False, Marks(marks, comma_is_decimal)
     try:
         values = np.array(
@@ -183,6 +187,9 @@ def numbers(
         commas = comma_is_decimal and any("," in cell for cell in cells)
         values = np.array([_number(cell.strip(), known, commas) for cell in cells])
     with np.errstate(over="ignore"):  # too large for float32: refused below like any other infinite number
+        if factors is not None:
+            written = [known.get(cell.strip()) is None for cell in cells]
+            values = np.where(written, values * factors, values)
         found = values.astype(np.float32)
     for at in np.flatnonzero(~np.isfinite(found)).tolist():
         cell = cells[at].strip()

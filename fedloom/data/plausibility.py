@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +14,7 @@ from fedloom.data.class_names import are_dates, compact_dates, labels_spelt_diff
 from fedloom.data.csv_text import DATE, finite_number
 from fedloom.data.federation import Federation
 from fedloom.data.preprocessing import Column
+from fedloom.files import toml_text
 
 Numbers = NDArray[np.float64]
 Moment = tuple[float, float, float]  # how many values are known, their mean, and their variance
@@ -69,7 +70,7 @@ def suspicions(federation: Federation, where: str = "") -> Iterator[str]:
         yield from _never_varies(name, one, name in federation.preprocessing.optional)
         yield from _dates(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
-        yield from _marks_gaps(name, one)
+        yield from marks_gaps(name, one)
         yield from _unit_of_clients(federation, name, one, owner, known[:, place], where)
     for place, name in enumerate(federation.features):
         yield from _gives_away(name, values[:, place], y, len(federation.classes))
@@ -220,8 +221,8 @@ def rare_categories(name: str, cells: Sequence[str]) -> Iterator[str]:
     yield f'{name} has {len(counts):,} categories, {what}: leave it out with drop = ["{name}"], or {advice}.'
 
 
-def _marks_gaps(name: str, one: Numbers) -> Iterator[str]:
-    """A number such as -999 that stands for a missing value: it is far from all others."""
+def marks_gaps(name: str, one: Numbers) -> Iterator[str]:
+    """Yield a sentence about a number such as -999 that stands for a missing value: it is far from all others."""
     for mark in MARKS:
         here = np.abs(one - mark) < 1e-4 * abs(mark)
         rest = one[~here]
@@ -244,7 +245,9 @@ def _unit_of_clients(
         for client, part in enumerate(parts)
         if len(part) >= FEWEST_KNOWN
     }
-    yield from _other_unit(name, typical, where)
+    of_csv = federation.preprocessing.label and federation.names is not None  # only there a client can be converted
+    form = (lambda client, factor: f"{toml_text({client: factor})} in [data]") if of_csv else None
+    yield from _other_unit(name, typical, where, form)
 
 
 def units_of_sites(name: str, moments: Mapping[str, Moment]) -> Iterator[str]:
@@ -254,13 +257,19 @@ def units_of_sites(name: str, moments: Mapping[str, Moment]) -> Iterator[str]:
         for site, (count, mean, variance) in moments.items()
         if count >= FEWEST_KNOWN
     }
-    yield from _other_unit(name, typical)
+    yield from _other_unit(name, typical, form=lambda site, factor: f"{toml_text(factor)} in [data] at {site}")
 
 
-def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]], where: str = "") -> Iterator[str]:
+def _other_unit(
+    name: str,
+    typical: Mapping[str, tuple[float, float, float]],
+    where: str = "",
+    form: Callable[[str, dict[str, float]], str] | None = None,
+) -> Iterator[str]:
     """A client whose values are far from those of the others: perhaps another unit.
 
-    `typical` has the centre, the size and the spread of each client's values.
+    `typical` has the centre, the size and the spread of each client's values. `form` says how a client's factor is
+    written, where a key converts units.
     """
     typical = {client: found for client, found in typical.items() if min(found[1:]) > 0}
     if len(typical) < 2:
@@ -279,8 +288,11 @@ def _other_unit(name: str, typical: Mapping[str, tuple[float, float, float]], wh
         if len(typical) == 2 and place == 0 and (other_unit or apart.min() > OTHER_ZERO):
             continue  # one sentence is enough for two
         if other_unit:
-            times = f"{np.median(np.exp(side * ratio)):,.0f} times {'larger' if side > 0 else 'smaller'}"
-            yield f"{name} is about {times} at {client} than elsewhere{where}: {doubt}"
+            times = np.median(np.exp(side * ratio))
+            factor = {name: float(f"{times**-side:.2g}")}
+            remedy = f" For another unit, set convert = {form(client, factor)}, with the exact factor." if form else ""
+            how = f"{times:,.0f} times {'larger' if side > 0 else 'smaller'}"
+            yield f"{name} is about {how} at {client} than elsewhere{where}: {doubt}{remedy}"
         elif apart.min() > OTHER_ZERO:
             usual_centre = f"{np.median(others[:, 0]):.4g} elsewhere{where}"
             yield f"{name} is about {centre:.4g} at {client} and {usual_centre}: {doubt}"

@@ -118,7 +118,17 @@ def test_a_site_hears_of_probable_mistakes_in_its_table(
     (tmp_path / "oslo.csv").write_text((tmp_path / "oslo.csv").read_text().replace("-999", "0.75"))
     in_this_process("data", "summarize", "oslo.toml", "--to", "oslo.json", "--force", monkeypatch=monkeypatch)
     in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
-    assert "Caution: crp is about 88 times smaller at oslo than elsewhere" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "Caution: crp is about 88 times smaller at oslo than elsewhere" in told
+    assert "set convert = { crp = 88.0 } in [data] at oslo, with the exact factor." in told
+    (tmp_path / "oslo.toml").write_text((tmp_path / "oslo.toml").read_text() + "convert = { crp = 88.0 }\n")
+    in_this_process("data", "summarize", "oslo.toml", "--to", "oslo.json", "--force", monkeypatch=monkeypatch)
+    in_this_process("data", "agree", "berlin.json", "oslo.json", "--to", "agreed.json", monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == ""
+    data = (tmp_path / "oslo.toml").read_text()
+    (tmp_path / "oslo.toml").write_text(f'{data}preprocessing = "agreed.json"\n')
+    in_this_process("join", "https://x", "--site", "oslo.toml", "--dry-run", monkeypatch=monkeypatch)
+    assert "Data: Federation(1 clients, 60 examples" in capsys.readouterr().out
 
 
 def test_a_site_may_lack_a_column_that_others_have(

@@ -27,12 +27,13 @@ from fedloom.data.csv_text import (
     numbers,
 )
 from fedloom.data.federation import Dataset
-from fedloom.data.plausibility import identifies, rare_categories
+from fedloom.data.plausibility import identifies, marks_gaps, rare_categories
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
 from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.sources.csv_folder import TABLE, clients_of, copies, instead, not_read
 from fedloom.data.sources.csv_rows import Rows, joined
+from fedloom.data.sources.csv_units import Units, checked, multiplied
 from fedloom.data.split import SPLITS
 from fedloom.errors import InputError, nearest, respelt
 
@@ -77,6 +78,11 @@ class Csv(Source):
     """The numbers (or nan) that marks in the file stand for."""
     fill: Literal["error", "zero", "mean"] | float = "error"
     """What empty cells mean: an error, zero, the mean that `normalize` finds, or a number."""
+    convert: dict[str, dict[str, float]] | dict[str, float] | None = None
+    """Factors by which numbers in columns are multiplied on reading, because their unit differs:
+    `{ creatinine = 0.0113 }` in all rows. In a folder, or with `client`, also in those of one client:
+    `{ essen = { creatinine = 0.0113 } }`. `fedloom predict` multiplies nothing.
+    """
     task: Task = "auto"
     """Whether labels are classes or numbers. `auto` looks at them, and at the loss."""
     columns: tuple[str, ...] = ()
@@ -114,7 +120,12 @@ class Csv(Source):
                 )
         return self
 
-    @field_validator(*COLUMN_KEYS, "missing")
+    @field_validator("convert", mode="before")
+    @classmethod
+    def _convert(cls, value: Any) -> Any:
+        return checked(value)
+
+    @field_validator(*COLUMN_KEYS, "missing", "convert")
     @classmethod
     def _as_read(cls, value: Any) -> Any:
         """Compose names and marks as those in files are."""
@@ -146,7 +157,11 @@ class Csv(Source):
                 f"{path} is a folder with one file for each client, so leave out client = '{self.client}'."
             )
         names = clients_of(files)
-        parts = [self._read(file, file.name, f"{self.path / file.name}", alone=False) for file in files]
+        self._units.check_clients(names, f"The folder {path}")
+        parts = [
+            self._read(file, file.name, f"{self.path / file.name}", alone=False, owner=name)
+            for file, name in zip(files, names, strict=True)
+        ]
         known = sorted({column for part in parts for column in part.header})
         for name in () if at_site else (*self.drop, *(self.optional or ())):  # some files may lack these
             require(name, known, f"The folder {path}", "column")
@@ -188,21 +203,27 @@ class Csv(Source):
         `advice` says what to do about a wrong line, if settings do not help.
         """
         rows = self._read(file, name, str(self.path), advice, alone=not at_site)
-        return self._dataset(rows, None if self.client is None else np.array(rows.texts[self.client]))
+        client = None if self.client is None else rows.texts[self.client]
+        self._units.check_clients(None if client is None else sorted({*client}), f"The file {self.path}")
+        return self._dataset(rows, None if client is None else np.array(client))
 
-    def _read(self, file: Any, name: str, shown: str, advice: str = "", *, alone: bool) -> Rows:
-        """Read a file. If it is not `alone`, other files or sites may have columns that it lacks."""
+    def _read(self, file: Any, name: str, shown: str, advice: str = "", *, alone: bool, owner: str = "") -> Rows:
+        """Read a file, perhaps of one client, its `owner`.
+
+        If it is not `alone`, other files or sites may have columns that it lacks.
+        """
         given = None if self.delimiter == "," else self.delimiter
         settings = {"columns": self.columns, "skip": self.skip, "delimiter": given}
         try:
             with open_text(file, name, self.encoding) as text:
                 table = CsvText.open(text, shown, **settings, advice=advice or "Correct it.")  # type: ignore[arg-type]
-                return self._rows(table, advice, alone)
+                return self._rows(table, advice, alone, owner)
         except (*NOT_TEXT, csv.Error) as error:
             raise not_csv(shown, error, ', or set encoding, such as encoding = "latin-1"') from None
 
-    def _rows(self, table: CsvText, advice: str, alone: bool) -> Rows:
+    def _rows(self, table: CsvText, advice: str, alone: bool, owner: str) -> Rows:
         features, marks = self._features(table, alone), self._marks()
+        converted = self._converted(table, alone, owner)
         needed = [*self._labels, *self._about_rows]
         texts_of = {name: list[str]() for name in (*needed, *self._categorical, *self._identifiers)}
         found = Rows(table.shown, features, texts_of, header=table.header)
@@ -216,13 +237,18 @@ class Csv(Source):
 
             if table.comma_is_decimal:
                 check_points(cells, numeric, where)
+            commas = table.comma_is_decimal
+            owners = cells[self.client] if converted and self.client is not None else [owner] * len(lines)
+            owners = [as_number(one.strip(), commas) for one in owners]
+            factors = {name: self._units.factors(name, owners) for name in converted}
             each, wrong = [], {}
             for name in numeric:
                 try:
-                    commas = table.comma_is_decimal
                     # the files of a folder are one client's each
                     no_client = self.client is None and table.shown == str(self.path)
-                    each.append(numbers(cells[name], name, where, marks, commas, advice, no_client)[:, None])
+                    each.append(
+                        numbers(cells[name], name, where, marks, commas, advice, no_client, factors.get(name))[:, None]
+                    )
                 except InputError as error:
                     wrong[name] = error
             if wrong:  # all at once, so that a new table does not take a try for each column
@@ -242,7 +268,7 @@ class Csv(Source):
                         f"{where(gaps[0])} has {what} in column '{name}': every example needs its label, its client "
                         "and its group."
                     )
-                texts += values
+                texts += multiplied(values, factors[name]) if name in factors else values
         if not found.lines:
             raise InputError(f"The file {table.shown} has no examples: add at least one line after the header.")
         return found
@@ -277,7 +303,12 @@ class Csv(Source):
             split=None if self.split_column is None else self._splits(rows),
             group=None if self.group is None else np.array(rows.texts[self.group]),
             preprocessing=preprocessing,
-            cautions=(*self._not_here(rows), *self._repeated(rows, client), *self._no_features(rows)),
+            cautions=(
+                *self._not_here(rows),
+                *self._repeated(rows, client),
+                *self._no_features(rows),
+                *self._converted_marks(rows, client),
+            ),
         )
 
     def _column(self, name: str, rows: Rows, marks: dict[str, float]) -> Column:
@@ -348,9 +379,41 @@ class Csv(Source):
         for name in (name for name in rows.features if name in self._categorical):
             yield from rare_categories(name, rows.texts[name])
 
+    def _converted_marks(self, rows: Rows, client: NDArray[Any] | None) -> Iterator[str]:
+        """Name numbers such as -999, as they are written: multiplied, nobody recognises them."""
+        owners = [""] * len(rows) if client is None else client.tolist()
+        for name, values in zip(rows.numeric, np.concatenate(rows.numbers).T, strict=True):
+            if name in self._units.columns():
+                factors = self._units.factors(name, owners)
+                yield from marks_gaps(name, (values / factors)[(factors != 1) & np.isfinite(values)])
+
     @property
     def _categorical(self) -> Sequence[str]:
         return tuple(self.categorical or ())
+
+    @property
+    def _units(self) -> Units:
+        return Units(self.convert)
+
+    def _converted(self, table: CsvText, alone: bool, owner: str) -> list[str]:
+        """Return the columns of numbers that a file has in another unit."""
+        labels = () if self.task == "regression" else self._labels
+        regression = 'classes have no unit. If it is a number to predict, set task = "regression"'
+        others = {
+            "drop": (self.drop, "it is left out"),
+            "categorical": (self._categorical, "categories have no unit"),
+            "label": (labels, regression),
+            "client, split_column or group": (self._about_rows, "it says something about rows and is no feature"),
+        }
+        elsewhere = () if alone else self.optional or ()
+        names = self._units.columns(owner)
+        for name in names:
+            for key, (columns, why) in others.items():
+                if name in columns:
+                    raise InputError(f"[data] convert has '{name}', which is in {key}: {why}.")
+            if name not in elsewhere:
+                require(name, table.header, f"[data] convert: The file {table.shown}", "column")
+        return [name for name in names if name in table.header]
 
     def _marks(self) -> dict[str, float]:
         """Return the texts that stand for a number, or for a missing one (nan)."""
