@@ -64,7 +64,8 @@ class Cell:
         if loaded is None or not loaded.ends(self.plan.rounds):
             return False
         # the process may have been killed between the last checkpoint and the store's update
-        store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
+        if not any(row["id"] == self.number and row["status"] == "done" for row in store.cells()):
+            store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
         self.progress.begin(self.title, self.plan.rounds, self.plan.rounds)
         self.progress.end(self.title)
         return True

@@ -329,6 +329,7 @@ def test_predict_answers_for_new_rows(
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
 
 
+@pytest.mark.slow
 def test_a_report_of_an_earlier_state_is_said_to_be_one(folder: Path) -> None:
     def said(*options: str) -> bool:
         done = fedloom("run", "small.toml", "-q", *options, folder=folder)
