@@ -52,7 +52,7 @@ def test_the_other_tables_have_the_published_rows() -> None:
     assert len(second) == 18
     assert second["non-iid, E 20, B 10"].published == {"paper": 173, "slides": 632}
     assert second["iid, E 5, B 10"].published == {"paper": 20}
-    assert len(published.load("mcmahan-figure2").row) == 12
+    assert len(published.load("mcmahan-figure2").row) == 16
     skewed = {row.name: row.published.get("thesis") for row in published.load("images-skewed").row}
     assert skewed["peer-to-peer, selective"]["before: lowest"] == 70.09
     assert skewed["central, selective"]["before: lowest"] == 50.0

@@ -107,7 +107,8 @@ def until_reached(attempt: Callable[[], Done], wait: bool, tell: Callable[[str],
         except Unreachable as error:
             if not wait and time.monotonic() > end:
                 raise
-            tell(f"{error} Trying again …")
+            hint = "" if time.monotonic() < end else " Is the address right? Ctrl-C ends this."
+            tell(f"{error}{hint} Trying again …")
             time.sleep(1.0)
 
 
