@@ -51,19 +51,18 @@ def no_better_than_guessing(run: RunData) -> Iterator[str]:
     if not held or not len(groups):
         return
     guess, labels = Guess.of(held["classes"], groups), dict[str, list[str]]()
+    far = guess.share + 2 * guess.error  # chance alone hardly gives more
     for label, seeds in found[0].values.items():
         mean = float(np.mean(list(seeds.values())))
-        if mean <= guess.share + 2 * guess.error:  # chance alone hardly gives more
-            labels.setdefault("no" if mean <= guess.share else "unclear", []).append(
-                f"{label} ({show(mean, 'percent')})"
-            )
-    advice = "given" if run.facts.get("rounds") == 0 else "noisy" if run.has_secret_noise else "trained"
-    seed = run.in_first_seed if found[0].key != "server_test" else ""
-    shown = {"guess": guess, "share": show(guess.share, "percent"), "way": found[0].way, "seed": seed}
+        if mean <= far:
+            verdict = "guessing_no" if mean <= guess.share else "guessing_unclear"
+            labels.setdefault(verdict, []).append(f"{label} ({show(mean, 'percent')})")
+    advice = "guessing_noisy" if run.has_secret_noise else "guessing_trained"
+    advice = "guessing_given" if run.facts.get("rounds") == 0 else advice
+    shown = {"guess": guess, "share": show(guess.share, "percent"), "far": show(far, "percent"), "way": found[0].way}
+    seed = "" if found[0].key == "server_test" else run.in_first_seed
     for verdict, some in labels.items():
-        far = show(guess.share + 2 * guess.error, "percent")
-        sentence = say("caution", f"guessing_{verdict}", labels=", ".join(some), far=far, **shown)
-        yield f"{sentence} {say('caution', f'guessing_{advice}')}"
+        yield f"{say('caution', verdict, labels=', '.join(some), seed=seed, **shown)} {say('caution', advice)}"
 
 
 def _tested(run: RunData, key: str) -> Floats:
