@@ -149,8 +149,7 @@ class Cohort:
 
     def rebased(self, groups: Groups, positions: Mapping[str, str] | None, shared: Groups) -> Groups:
         """Return answers as if clients had started from exactly what the server shared."""
-        down = self.compress.down
-        if down is None or down.exact:
+        if (down := self.compress.down) is None or down.exact:
             return groups
         return rebased(groups, positions or {}, shared, self.received(shared)[0])
 
@@ -191,8 +190,7 @@ class Cohort:
         shared, shared_bytes = self.received(shared)
         if getattr(fn, "__func__", None) is not getattr(type(self.algorithm), fn.__name__, None):
             raise InputError(
-                "A verb takes a method of the algorithm, such as self.client, because clients look it up by its name. "
-                f"Got {fn!r} instead."
+                f"A verb takes a method of the algorithm, such as self.client: clients find it by its name. Got {fn!r}."
             )
         return ClientWork(
             self.algorithm,
