@@ -106,9 +106,7 @@ def _how_to_read(run: RunData, alone: str, found: dict[str, dict[int, Gain]]) ->
         yield say("against_alone", "unknown", metric=metric.name)
     else:
         how = "of_examples" if metric.is_mean else "of_standard_errors"
-        chance = (
-            "other test examples and other seeds" if mean else "other test examples (one seed says nothing of seeds)"
-        )
+        chance = "other test examples and other seeds" if mean else "other test examples"
         yield say("against_alone", how, far=f"{_far(run):.2g}", chance=chance, metric=metric.name)
 
 
