@@ -43,7 +43,7 @@ CHAPTERS = {  # chapter → how the names of its figures begin, and how those of
     "Result": (("headline",), ("overview", "comparison")),
     "Learning": (("comparison", "global_model", "sausage_rounds", "pooled_curve"), ("target", "fairness")),
     "Differences": ((), ("differences",)),
-    "Clients": (("clients", "sausage_users", "labels"), ("summary", "universal_test", "clients")),
+    "Clients": (("clients", "sausage_users", "labels"), ("summary", "universal_test", "clients", "against_alone")),
     "Cost": (("bytes",), ("traffic",)),
     "Time": (("time", "round_time"), ("virtual_time",)),
     "Audit": (("reconstruction", "poisoning"), ("audit",)),

@@ -31,6 +31,7 @@ class Table:
     note: str = ""
     paper_note: str = ""  # what LaTeX has instead of a note that is too long for a paper
     numbers: Table | None = None  # what programs read instead of a table whose cells are texts
+    findings: tuple[str, ...] = ()  # what people should not have to find in the rows, a sentence each
 
     @property
     def for_programs(self) -> Table:
@@ -52,14 +53,15 @@ class Table:
             return "| " + " | ".join(visible(cell).replace("|", "\\|") for cell in cells) + " |"
 
         marks = ["---" if kind == "text" else "---:" for kind in self.kinds]
-        body = [line(self.shown(row)) for row in self.rows]
-        return "\n".join([f"**{self.title}**", "", line(self.columns), line(marks), *body, "", self.note, ""])
+        findings = [*(f"- {visible(finding)}" for finding in self.findings), ""] if self.findings else []
+        rows = [line(self.columns), line(marks), *(line(self.shown(row)) for row in self.rows)]
+        return "\n".join([f"**{self.title}**", "", *findings, *rows, "", self.note, ""])
 
     def latex(self) -> str:
         """The table as a LaTeX table environment that uses the booktabs package."""
         align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
         head, *body = (" & ".join(map(for_latex, row)) + r" \\" for row in (self.columns, *map(self.shown, self.rows)))
-        title, note = f"{for_latex(self.title)}.", for_latex(self.paper_note or self.note)
+        title, note = f"{for_latex(self.title)}.", for_latex(" ".join([*self.findings, self.paper_note or self.note]))
         # below the table: the list of tables of a paper shows captions, and a note may be long
         below = f"\n  \\par\\smallskip\n  \\parbox{{\\linewidth}}{{\\footnotesize {note}}}" if note else ""
         return LATEX.read_text(encoding="utf-8").format(
@@ -104,10 +106,10 @@ def show(value: Value, kind: str) -> str:
         for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
             if value >= size:
                 return f"{value / size:.2f} {unit}"
-    formats: dict[str, Callable[[float], str]] = {
+    formats: dict[str, Callable[[float], str]] = {  # + 0.0 makes −0 to 0
         "percent": lambda v: f"{100 * v:.2f} %",
         "deviation": lambda v: f"{100 * v:.2f}",
-        "points": lambda v: f"{100 * v:+.2f}".replace("-", "−"),
+        "points": lambda v: f"{round(100 * v, 2) + 0.0:+.2f}".replace("-", "−"),
         "difference": lambda v: f"{v:+.4g}".replace("-", "−"),
         "p": lambda v: f"{v:.3f}" if v >= 0.001 else "< 0.001",
         "whole": lambda v: f"{v:,.0f}",

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedloom.privacy.words import IN_A_WORD
 from fedloom.results import audit_findings, client_tables, curve_numbers, headline
+from fedloom.results.against_alone import against_alone
 from fedloom.results.comparisons import (
     HERE,
     Comparison,
@@ -39,7 +40,7 @@ MOST_NAMED = 6  # of more pairs that differ clearly, or alike in all seeds, a no
 
 def all_tables(run: RunData) -> list[Table]:
     """Every table that the run has numbers for."""
-    makers = (overview, comparison, paired_differences, targets, fairness, costs, virtual_time)
+    makers = (overview, comparison, paired_differences, targets, fairness, against_alone, costs, virtual_time)
     found = [table for maker in makers for table in maker(run)]
     for name in run.metrics:
         found += client_tables.all_tables(run, name)

@@ -108,7 +108,8 @@ class LiveRun:
             with self._lock:
                 run, current = self._current(), self._stamp
             stamp, known = self._cautions
-            if stamp != current and (now() >= self._due or stamp is None):
+            # those of a finished run stay, so they must be its own
+            if stamp != current and (run.done or now() >= self._due or stamp is None):
                 began = now()
                 known = cautions(run)
                 self._cautions, self._due = (current, known), now() + SHARE * (now() - began)

@@ -18,6 +18,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.control import PAUSED
 from fedloom.privacy.words import EPSILONS, IN_A_WORD
 from fedloom.results import figure_style, learning_curves
+from fedloom.results.badly_served import in_short
 from fedloom.results.result import overall
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Curve, Floats, Ints
@@ -323,7 +324,10 @@ def distribution(run: RunData, metric: str, phase: str, seed: int, round: int | 
 
 
 def settings(run: RunData) -> Json:
-    """Return what was run: the experiment file, or what a Python program gave, and where it ran."""
+    """Return what was run: the experiment file, or what a Python program gave, and where it ran.
+
+    `harm` is what the top of the report says about clients that are served badly, once the run is done.
+    """
     file = run.folder / "experiment.toml"
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     machine = run.facts.get("machine") or {}
@@ -331,6 +335,7 @@ def settings(run: RunData) -> Json:
         "experiment": text or json.dumps(run.description, indent=2, ensure_ascii=False),
         "machine": {key: str(value) for key, value in machine.items()},
         "data": run.data_fingerprints,
+        "harm": [*in_short(run)] if run.done else [],
     }
 
 

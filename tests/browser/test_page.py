@@ -139,6 +139,43 @@ def test_a_finished_run_says_so_until_it_is_continued(tmp_path: Path, watched: W
     rounds_said(page, "12 of 40")
 
 
+def test_the_curves_of_a_finished_run_lead_to_its_cautions(tmp_path: Path, watched: Watched, open_page: Open) -> None:
+    run = GrowingRun(tmp_path / "run").add(2)
+    page = open_page(watched(run).url)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/settings" in request.url else None)
+    link = page.get_by_role("button", name=re.compile(r"^\d+ cautions: read before you trust these numbers$"))
+    for _ in range(2):
+        run.add(1)
+        until(
+            page, f"document.querySelector('.chart polyline')?.getAttribute('points').split(' ').length === {run.done}"
+        )
+    assert link.count() == len(asked) == 0  # a running one is not asked in every round
+    run.end()
+    link.wait_for()
+    count = int(link.inner_text().split()[0])
+    assert len(asked) == 1
+    link.click()
+    until(page, "document.body.dataset.drawn === 'settings'")
+    assert page.locator(".warnings li").count() == count
+    assert page.evaluate("document.activeElement.id") == "tab-settings"
+    show(page, "curves")
+    link.wait_for()
+    run.store.set_status(1, "running")  # it goes on
+    link.wait_for(state="hidden")
+
+
+@pytest.mark.parametrize("width", SIZES)
+def test_the_curves_name_a_client_that_is_served_badly(
+    tmp_path: Path, watched: Watched, open_page: Open, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    said = f"Means hide clients that are served badly: fedavg at {HOSTILE}. See the cautions for numbers."
+    monkeypatch.setattr("fedloom.watch.views.in_short", lambda run: iter([said]))
+    page = open_page(watched(GrowingRun(tmp_path / "run").add(2).end()).url, width)
+    page.get_by_role("button", name=said).wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_the_legend_is_on_the_first_screen(tmp_path: Path, watched: Watched, open_page: Open) -> None:
     page = open_page(watched(GrowingRun(tmp_path / "run").add(2)).url)
     page.set_viewport_size({"width": 1280, "height": 900})

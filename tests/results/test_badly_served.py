@@ -14,7 +14,7 @@ import fedloom as fl
 from fedloom.data.describe import label_counts
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.results import report
-from fedloom.results.badly_served import badly_served, chance, in_short, in_words, standard_error
+from fedloom.results.badly_served import badly_served, in_short, in_words
 from fedloom.results.report_warnings import about_numbers, cautions
 from fedloom.results.run_data import RunData
 from tests.conftest import Logit, federation, two_classes
@@ -150,38 +150,3 @@ def test_an_algorithm_that_shares_is_not_the_clients_own(turned: Path) -> None:
     """Ditto's clients have models of their own, too, but these learn from others."""
     run = RunData.read(turned)
     assert "fedavg" in badly_served(replace(run, facts={**run.facts, OWN_MODELS: ["local", "fedavg"]}))
-
-
-@pytest.mark.parametrize(
-    ("metric", "counts", "expected"),
-    [
-        ("auroc_of_2", None, 0.5),
-        ("c_index", None, 0.5),
-        ("auroc_micro", None, None),  # its chance level depends on the classes
-        ("accuracy", None, None),
-        ("balanced_accuracy", [3.0, 3.0, 0.0, 3.0], 1 / 3),
-        ("mae", [1.0, 1.0], None),
-    ],
-)
-def test_what_guessing_reaches(metric: str, counts: list[float] | None, expected: float | None) -> None:
-    assert chance(metric, None if counts is None else np.array(counts)) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("positives", [5, 20])
-def test_the_standard_error_of_auroc_is_that_of_random_scores(positives: int) -> None:
-    from fedloom.score_metrics import auroc
-
-    draws, truth = np.random.default_rng(0), np.arange(40) < positives
-    found = np.std([auroc(draws.normal(size=40), truth) for _ in range(2000)])
-    error = standard_error("auroc", 40, np.array([40.0 - positives, positives]))
-    assert error == pytest.approx(found, rel=0.1)
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "recall", "r2", "c_index"])
-def test_more_test_examples_are_more_evidence(metric: str) -> None:
-    few, many = (standard_error(metric, tested, None) for tested in (10, 1000))
-    assert few is not None
-    assert many is not None
-    assert few > 5 * many
-    assert standard_error("mae", 10, None) is None

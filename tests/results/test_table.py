@@ -42,6 +42,7 @@ def test_values_are_rounded_for_people() -> None:
     assert show(float("nan"), "percent") == "–"
     assert show(0.00004, "p") == "< 0.001"
     assert show(-0.012, "points") == "−1.20"
+    assert show(-1e-9, "points") == "+0.00"
     assert [show(value, "bytes") for value in (12, 1500, 2.5e9)] == ["12 B", "1.50 kB", "2.50 GB"]
     assert [show(value, "seconds") for value in (1.234, 150)] == ["1.23 s", "2.5 min"]
     assert show(1234567, "whole") == "1,234,567"

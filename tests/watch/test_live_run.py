@@ -133,6 +133,15 @@ def test_cautions_are_the_reports_and_are_computed_rarely(tmp_path: Path) -> Non
     assert live.cautions(lambda: 5000.0) == cautions(RunData.read(tmp_path)) != first
 
 
+def test_a_finished_run_has_the_cautions_of_its_end(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path, seeds=(1,)).add(1)
+    live = LiveRun(tmp_path)
+    times = iter([0.0, 0.0, 100.0, 100.0])
+    assert any(text.startswith("Not finished") for text in live.cautions(lambda: next(times)))
+    growing.end()
+    assert live.cautions(lambda: 100.0) == cautions(RunData.read(tmp_path))  # although no time has passed
+
+
 def test_reading_never_blocks_the_writer(tmp_path: Path) -> None:
     growing = GrowingRun(tmp_path).add(1)
     growing.store._database.execute("PRAGMA busy_timeout = 0")  # a lock would be an error at once

@@ -291,6 +291,16 @@ def test_the_pooled_baseline_has_no_client_of_its_own_in_the_table(comparison: P
     assert views.settings(live.data())["data"].keys() == {"1"}  # both seeds have the same
 
 
+def test_the_harm_that_a_finished_run_did_is_what_the_report_says_at_the_top(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "in_short", lambda run: iter(["Means hide cork."]))
+    growing = GrowingRun(tmp_path).add(1)
+    assert views.settings(LiveRun(tmp_path).data())["harm"] == []
+    growing.end()
+    assert views.settings(LiveRun(tmp_path).data())["harm"] == ["Means hide cork."]
+
+
 def test_the_pooled_baseline_has_no_traffic(comparison: Path) -> None:
     run = RunData.read(comparison)
     shown = views.overview(run, CONTROL)

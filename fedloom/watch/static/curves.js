@@ -1,7 +1,7 @@
 // Curves of every algorithm and seed, with their intervals; several runs side by side on the same axes.
 
 import { AXES, drawLines, ranges } from "./chart.js";
-import { age, choice, el, MOST, read, shown, tick } from "./dom.js";
+import { age, byId, choice, el, MOST, read, shown, tick } from "./dom.js";
 
 /** @typedef {import("./page.js").Context} Context */
 /** @typedef {import("./chart.js").AxisName} AxisName */
@@ -51,10 +51,19 @@ export function open(into, context) {
     tick("Every seed", state.eachSeed, (on) => { state.eachSeed = on; redo(); }),
   );
   const boxes = context.overviews.map((run) => {
-    const box = { title: context.overviews.length > 1 ? el("h2", {}, run.name) : "", chart: el("div"), caption: el("p", { class: "note" }), about: el("p", { class: "note" }), table: el("div", { class: "scroll" }) };
-    grid.append(el("div", {}, box.title, box.chart, box.caption, box.about, box.table));
+    const box = { title: context.overviews.length > 1 ? el("h2", {}, run.name) : "", cautions: el("p", { hidden: true }), chart: el("div"), caption: el("p", { class: "note" }), about: el("p", { class: "note" }), table: el("div", { class: "scroll" }) };
+    grid.append(el("div", {}, box.title, box.cautions, box.chart, box.caption, box.about, box.table));
     return box;
   });
+
+  /** A finished run has its cautions above the curves. A running one would have to be asked in every round. @param {HTMLElement} into @param {number} number */
+  async function caution(into, number) {
+    const finished = () => context.overviews[number].finished;
+    const { cautions, harm } = finished() ? await read(`runs/${number}/settings`) : { cautions: [], harm: [] };
+    const words = harm[0] ?? (cautions.length === 1 ? "1 caution" : `${cautions.length} cautions`) + ": read before you trust these numbers";
+    into.hidden = !cautions.length || !finished();
+    if (!into.hidden) into.replaceChildren(el("button", { type: "button", class: "link", onclick: () => byId("tab-settings").click() }, words));
+  }
 
   async function update() {
     const found = await reads(context);
@@ -66,6 +75,7 @@ export function open(into, context) {
     found.forEach((one, number) => {
       const box = boxes[number];
       const run = context.overviews[number];
+      void caution(box.cautions, number).catch(context.fail);
       const styles = new Map(run.labels.map((style) => [style.label, style]));
       const title = `${state.metric} of ${run.name}, ${(context.panels()[state.panel] ?? "").toLowerCase()}`;
       drawLines(box.chart, { lines: one.lines, styles, axis, metric, title, bands: state.bands && !one.crowded, hidden: state.hidden, range, toggle: (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); redo(); } });
