@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ def run(
     _check_options(out, fresh, progress, should_stop, connect, description)
     # a class is a mistake, which is said when it is used
     is_function = callable(federation) and not isinstance(federation, type)
-    federations: Any = federation if is_function else lambda seed: federation
+    # several algorithms and checks use the data of a seed, which may take long to load
+    federations: Any = lru_cache(maxsize=1)(federation) if is_function else lambda seed: federation  # type: ignore[arg-type]
     tasks = task if callable(task) and not isinstance(task, (Task, nn.Module, type)) else lambda seed: task
 
     def task_of(seed: int) -> Task:
@@ -111,6 +113,7 @@ def run(
         name=name,
         description=dict,
         system=system,
+        draws_data=is_function and len(chosen_seeds) > 1,
         draws_clients=is_function and len(chosen_seeds) > 1,
     )
     described = description or _describe(plan)
@@ -150,7 +153,8 @@ def run_plan(
     check_plan(plan.privacy, plan.cohort, plan.algorithms)
     if plan.cohort.mode == "async" and plan.system is None and connect is None:
         raise InputError(NEEDS_CLOCK)
-    if fresh and folder.exists() and connect is None:
+    checked = fresh and folder.exists() and connect is None
+    if checked:
         check_start(plan)  # before the old folder is moved aside
     with claimed(folder, fresh), Store(folder) as store:
         try:
@@ -168,8 +172,10 @@ def run_plan(
         progress.expect(len(cells), plan.rounds)
         cells = [cell for cell in cells if not cell.is_done(store)]
         begun = next((cell for cell in cells if cell.has_begun()), None)
-        if begun is not None and connect is None:  # a refusal changes nothing; other seeds have the same source of data
-            begun.check_continues(store)
+        if begun is not None and connect is None:  # a refusal changes nothing
+            begun.check_continues(store)  # other seeds have the same source of data
+            check_start(plan, list(dict.fromkeys(cell.seed for cell in cells)))
+            checked = True
         if not cells and connect is None:
             _check_data(plan, store, progress)
         record_experiment(store, folder, plan)
@@ -182,7 +188,7 @@ def run_plan(
             with ExitStack() as stack:
                 seeds = [cell.seed for cell in cells]
                 try:
-                    groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect)
+                    groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect, checked)
                 except FedloomError as error:  # the run is refused, such as for its data: no cell waits for its turn
                     for cell in (cell for cell in cells if not cell.has_begun()):
                         store.set_status(cell.number, "failed", error=str(error))

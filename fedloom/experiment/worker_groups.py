@@ -19,7 +19,7 @@ from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.experiment import unequal_weights
-from fedloom.experiment.plan import Plan, cautions, weights_of
+from fedloom.experiment.plan import Plan, cautions, check_start, weights_of
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import check_same_data, preprocessing_file
 from fedloom.experiment.store import Store
@@ -46,13 +46,16 @@ def open_worker_groups(
     progress: Progress,
     verbose: bool,
     connect: Connect | None,
+    checked: bool = False,
 ) -> list[WorkerGroup]:
-    """Start workers for cells with these seeds, in one group or divided into several."""
+    """Start workers for cells with these seeds, in one group or divided into several. Refuse what cannot be trained."""
     settings = plan.settings
     # first of all: they load torch while this process loads the data
     workers = start_workers(settings, progress.note) if connect is None else None
     if workers is not None:
         stack.callback(workers.close)
+    if connect is None and not checked:
+        check_start(plan, list(dict.fromkeys(seeds)))
     groups: list[Workers | Cluster | None] = [workers]
     if isinstance(workers, Workers):
         federation = plan.federation(seeds[0])
