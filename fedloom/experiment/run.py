@@ -34,7 +34,7 @@ from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import check_same_data, claimed, record_experiment, same_experiment
 from fedloom.experiment.store import Store
 from fedloom.experiment.tables import EvaluateTable, RunTable
-from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
+from fedloom.experiment.worker_groups import Connect, name_first_seed, open_worker_groups, train_cells
 from fedloom.federation.checks import check_algorithm, check_rounds, introduce
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
@@ -158,27 +158,37 @@ def run_plan(
         check_start(plan)  # before the old folder is moved aside
     with claimed(folder, fresh), Store(folder) as store:
         try:
-            same_experiment(store, folder, plan)
+            same_experiment(store, folder, plan, remote=connect is not None)
         except InputError:
             if connect is None:
                 check_start(plan)  # a mistake in the file says more than that the folder holds another experiment
             raise
         control = Control(folder, progress)
-        cells = [
-            Cell(plan, folder, store.cell(label, seed), label, seed, progress, control)
-            for seed in plan.seeds
-            for label in plan.algorithms
-        ]
-        progress.expect(len(cells), plan.rounds)
-        cells = [cell for cell in cells if not cell.is_done(store)]
-        begun = next((cell for cell in cells if cell.has_begun()), None)
-        if begun is not None and connect is None:  # a refusal changes nothing
+
+        def cells_of(seeds: Iterable[int]) -> list[Cell]:
+            return [
+                Cell(plan, folder, store.cell(label, seed), label, seed, progress, control)
+                for seed in seeds
+                for label in plan.algorithms
+            ]
+
+        had = {row["seed"] for row in store.cells()}
+        new = [seed for seed in plan.seeds if seed not in had]
+        progress.expect(len(plan.seeds) * len(plan.algorithms), plan.rounds)
+        old = cells_of(seed for seed in plan.seeds if seed in had)
+        cells = [cell for cell in old if not cell.is_done(store)]
+        seeds = list(dict.fromkeys([*(cell.seed for cell in cells), *new]))  # that have something to compute
+        begun = next((cell for cell in [*cells, *old] if cell.has_begun()), None)
+        if seeds and begun is not None and connect is None:  # a refusal changes nothing
             begun.check_continues(store)  # other seeds have the same source of data
-            check_start(plan, list(dict.fromkeys(cell.seed for cell in cells)))
+            check_start(plan, seeds)
             checked = True
-        if not cells and connect is None:
+        if not seeds and connect is None:
             _check_data(plan, store, progress)
+        if new and had == {plan.seeds[0]} and plan.draws_clients:
+            name_first_seed(plan, store)
         record_experiment(store, folder, plan)
+        cells += cells_of(new)  # only now: a run that refuses them is as it was
         control.begin()
         if store.fact(PAUSED) is not None:  # a process ended during a pause
             store.set_fact(PAUSED, None)
