@@ -53,8 +53,8 @@ def audit(
             raise unknown("audit", name, known)
     path, plan = folder / AUDIT, Plan.of(experiment)
     _check_same_experiment(folder, plan)
-    about = {"identity": identity(plan.description())}
-    found = read_findings(folder, about["identity"]) | {ABOUT: about}
+    description = plan.description()
+    found = read_findings(folder, description) | {ABOUT: {"identity": identity(description)}}
     wanted = [name for name in known if name in only or not only]
     refused: dict[str, str] = {}
     progress.expect(1, 1)  # each audit has a bar of its own

@@ -18,7 +18,7 @@ from fedloom.data.federation import Federation
 from fedloom.errors import FRESH, FedloomError, InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
-from fedloom.experiment.plan import Plan, check_start, check_target
+from fedloom.experiment.plan import Plan, check_target
 from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, ON_ALL_TESTS, TOOK_PART, Progress
 from fedloom.experiment.run_folder import check_same_data, check_there, has_own_models
 from fedloom.experiment.step_cost import step_seconds
@@ -75,9 +75,8 @@ class Cell:
         return checkpoint.kept(self.checkpoints)[1] > 0
 
     def check_continues(self, store: Store) -> None:
-        """Raise what would refuse to continue the cell with the data and the code of today."""
+        """Raise if the data or the frozen parameters of today are not those that the cell began with."""
         check_same_data(store, self.plan.federation(self.seed), self.seed)
-        check_start(self.plan, self.seed)
         loaded = self._load(store)
         if loaded is not None:
             self._begun(loaded, self.plan.task(self.seed))

@@ -6,7 +6,8 @@ What a run would refuse while it trains is found before it starts: targets and c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,16 +30,18 @@ from fedloom.data.federation import Dataset, Federation
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.base import locate
 from fedloom.data.sources.csv import Csv
-from fedloom.errors import InputError, ParameterError
+from fedloom.errors import FedloomError, InputError, ParameterError
 from fedloom.experiment import unequal_weights
 from fedloom.experiment.description import keeps_clients
 from fedloom.experiment.experiment_file import NO_DATA, Experiment
 from fedloom.experiment.model_outputs import model_args
 from fedloom.experiment.tables import DataTable, EvaluateTable, RunTable
+from fedloom.federation.checks import check_settings
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, about_direction, own_metric
 from fedloom.privacy.dp import drowning
 from fedloom.privacy.dp.at_client import AtClients
+from fedloom.privacy.dp.example_level import check_loss
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
@@ -47,6 +50,7 @@ from fedloom.task import Task
 from fedloom.training.probe import Probe, probe
 from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
+from fedloom.tuning.rehearsal import rehearse
 from fedloom.unread_fields import without_effect
 
 OF_SECOND_CLASS = ("f1", "precision", "recall", "sensitivity", "specificity", "auprc")
@@ -75,6 +79,7 @@ class Plan:
     system: System | None = None  # clients as machines, in virtual time
     base: Path = Path()  # the folder that relative paths start at
     code_files: Callable[[], Mapping[str, Path]] = dict  # your own, if there is an experiment file
+    draws_data: bool = False  # whether every seed has data of its own, or the same data split in another way
     draws_clients: bool = False  # whether every seed may have clients of its own
 
     def __post_init__(self) -> None:
@@ -156,6 +161,7 @@ class Plan:
             system=experiment.system,
             base=experiment.base,
             code_files=experiment.code_files,
+            draws_data=data == "run" and len(experiment.seeds) > 1,
             draws_clients=not served and len(experiment.seeds) > 1 and not keeps_clients(experiment.resolved()["data"]),
         )
 
@@ -319,15 +325,46 @@ def weights_of(plan: Plan) -> dict[str, str]:
     return {label: weights for label, weights in found if isinstance(weights, str)}
 
 
-def check_start(plan: Plan, seed: int | None = None) -> None:
-    """Raise what a run would refuse before its first round, with a seed or its first one."""
-    seed = plan.seeds[0] if seed is None else seed
+def check_start(plan: Plan, seeds: Sequence[int] = ()) -> None:
+    """Raise what a run with these seeds, or all of its own, would refuse in some round: nothing is trained for that."""
     if plan.settings.backend == "vector":
         machine.worker_count(plan.settings.workers)
-    federation, task = plan.federation(seed), plan.task(seed)
-    plan.cohort.check(federation.clients)
-    probe(federation, task)
-    check_target(plan.evaluate, task)
+    facts, seeds = None, seeds or plan.seeds
+    plan.federation(seeds[0])  # what is wrong already here is wrong with all seeds, such as that there is no file
+    for seed in seeds:
+        with _naming(plan, seed):
+            federation, task = plan.federation(seed), plan.task(seed)
+            plan.cohort.check(federation.clients)
+        if facts is None or facts.federation is not federation or facts.task is not task:
+            facts = probe(federation, task)
+            check_target(plan.evaluate, task)
+            _check_algorithms(plan, facts)
+        with _naming(plan, seed):
+            for label in plan.algorithms:
+                _check_clients(plan, label, seed, facts)
+
+
+@contextmanager
+def _naming(plan: Plan, seed: int) -> Iterator[None]:
+    """Name the seed in what is refused for its data, if other seeds have other data."""
+    try:
+        yield
+    except InputError as error:
+        if plan.draws_data:
+            raise InputError(f"In seed {seed}: {error}") from error
+        raise
+
+
+def _check_algorithms(plan: Plan, facts: Probe) -> None:
+    """Raise if settings of an algorithm do not fit the task, the clients or [privacy]."""
+    federation, task = facts.federation, facts.task
+    protections = (plan.protection(federation.clients), plan.at_clients())
+    for algorithm in plan.algorithms.values():
+        check_settings(
+            federation, algorithm, task, task.initial(), plan.rounds, plan.cohort, *protections, None, plan.compress
+        )
+    if plan.privacy.example_dp is not None:
+        check_loss(facts.loss_is_mean)
 
 
 def check_served(plan: Plan) -> None:
@@ -364,14 +401,29 @@ def check_target(evaluate: EvaluateTable, task: Task) -> None:
             )
 
 
-def check_clients(plan: Plan, label: str, facts: Probe) -> None:
+def _check_clients(plan: Plan, label: str, seed: int, facts: Probe) -> None:
     """Raise if clients that take part cannot train: without examples, or with too few for the model or for patience."""
-    algorithm = plan.algorithms[label]
-    for seed in plan.seeds:
-        federation = plan.federation(seed)
-        plan.cohort.check(federation.clients)
-        drawn = [federation.everyone] if algorithm.pooled else sorted(_drawn(plan, federation, seed))
-        _check_sizes(federation, drawn, algorithm.train, facts.layers.normalises_features)
+    federation, algorithm = facts.federation, plan.algorithms[label]
+    normalises = facts.layers.normalises_features
+    ids = [federation.everyone] if algorithm.pooled else [*range(federation.clients)]
+    try:
+        _check_sizes(federation, ids, algorithm.train, normalises)
+    except InputError:  # only now: to draw the cohorts of all rounds and to rehearse one takes time
+        if plan.rounds and _trains_locally(plan, algorithm, facts):
+            drawn = ids if algorithm.pooled else sorted(_drawn(plan, federation, seed))
+            _check_sizes(federation, drawn, algorithm.train, normalises)
+
+
+def _trains_locally(plan: Plan, algorithm: Algorithm, facts: Probe) -> bool:
+    """Whether clients take steps. If not, such as for one gradient, they need not have enough examples for them."""
+    cohort = plan.cohort.answers(facts.federation.clients)
+    try:
+        reports = rehearse(algorithm, facts.federation, facts.task, facts, cohort, plan.compress)
+    except InputError:  # the few examples of a rehearsal do not suffice either
+        return True
+    except FedloomError:  # in your own code: the run says it better, with the round and the client
+        return False
+    return any(report.history for report in reports or ())
 
 
 def _drawn(plan: Plan, federation: Federation, seed: int) -> set[int]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import check_same_data, claimed, record_experiment, same_experiment
 from fedloom.experiment.store import Store
 from fedloom.experiment.tables import EvaluateTable, RunTable
-from fedloom.experiment.worker_groups import Connect, open_worker_groups, train_cells
+from fedloom.experiment.worker_groups import Connect, name_first_seed, open_worker_groups, train_cells
 from fedloom.federation.checks import check_algorithm, check_rounds, introduce
 from fedloom.federation.engine import Evaluation
 from fedloom.federation.sampling import Sampling
@@ -91,7 +92,8 @@ def run(
     _check_options(out, fresh, progress, should_stop, connect, description)
     # a class is a mistake, which is said when it is used
     is_function = callable(federation) and not isinstance(federation, type)
-    federations: Any = federation if is_function else lambda seed: federation
+    # several algorithms and checks use the data of a seed, which may take long to load
+    federations: Any = lru_cache(maxsize=1)(federation) if is_function else lambda seed: federation  # type: ignore[arg-type]
     tasks = task if callable(task) and not isinstance(task, (Task, nn.Module, type)) else lambda seed: task
 
     def task_of(seed: int) -> Task:
@@ -111,6 +113,7 @@ def run(
         name=name,
         description=dict,
         system=system,
+        draws_data=is_function and len(chosen_seeds) > 1,
         draws_clients=is_function and len(chosen_seeds) > 1,
     )
     described = description or _describe(plan)
@@ -150,29 +153,42 @@ def run_plan(
     check_plan(plan.privacy, plan.cohort, plan.algorithms)
     if plan.cohort.mode == "async" and plan.system is None and connect is None:
         raise InputError(NEEDS_CLOCK)
-    if fresh and folder.exists() and connect is None:
+    checked = fresh and folder.exists() and connect is None
+    if checked:
         check_start(plan)  # before the old folder is moved aside
     with claimed(folder, fresh), Store(folder) as store:
         try:
-            same_experiment(store, folder, plan)
+            same_experiment(store, folder, plan, remote=connect is not None)
         except InputError:
             if connect is None:
                 check_start(plan)  # a mistake in the file says more than that the folder holds another experiment
             raise
         control = Control(folder, progress)
-        cells = [
-            Cell(plan, folder, store.cell(label, seed), label, seed, progress, control)
-            for seed in plan.seeds
-            for label in plan.algorithms
-        ]
-        progress.expect(len(cells), plan.rounds)
-        cells = [cell for cell in cells if not cell.is_done(store)]
-        begun = next((cell for cell in cells if cell.has_begun()), None)
-        if begun is not None and connect is None:  # a refusal changes nothing; other seeds have the same source of data
-            begun.check_continues(store)
-        if not cells and connect is None:
+
+        def cells_of(seeds: Iterable[int]) -> list[Cell]:
+            return [
+                Cell(plan, folder, store.cell(label, seed), label, seed, progress, control)
+                for seed in seeds
+                for label in plan.algorithms
+            ]
+
+        had = {row["seed"] for row in store.cells()}
+        new = [seed for seed in plan.seeds if seed not in had]
+        progress.expect(len(plan.seeds) * len(plan.algorithms), plan.rounds)
+        old = cells_of(seed for seed in plan.seeds if seed in had)
+        cells = [cell for cell in old if not cell.is_done(store)]
+        seeds = list(dict.fromkeys([*(cell.seed for cell in cells), *new]))  # that have something to compute
+        begun = next((cell for cell in [*cells, *old] if cell.has_begun()), None)
+        if seeds and begun is not None and connect is None:  # a refusal changes nothing
+            begun.check_continues(store)  # other seeds have the same source of data
+            check_start(plan, seeds)
+            checked = True
+        if not seeds and connect is None:
             _check_data(plan, store, progress)
+        if new and had == {plan.seeds[0]} and plan.draws_clients:
+            name_first_seed(plan, store)
         record_experiment(store, folder, plan)
+        cells += cells_of(new)  # only now: a run that refuses them is as it was
         control.begin()
         if store.fact(PAUSED) is not None:  # a process ended during a pause
             store.set_fact(PAUSED, None)
@@ -182,7 +198,7 @@ def run_plan(
             with ExitStack() as stack:
                 seeds = [cell.seed for cell in cells]
                 try:
-                    groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect)
+                    groups = open_worker_groups(stack, plan, folder, seeds, progress, verbose, connect, checked)
                 except FedloomError as error:  # the run is refused, such as for its data: no cell waits for its turn
                     for cell in (cell for cell in cells if not cell.has_begun()):
                         store.set_status(cell.number, "failed", error=str(error))

@@ -137,8 +137,8 @@ def preprocessing_file(folder: Path, seed: int | str) -> Path:
     return folder / f"preprocessing-{seed}.json"
 
 
-def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
-    """Refuse to mix two experiments in one folder."""
+def same_experiment(store: Store, folder: Path, plan: Plan, remote: bool = False) -> None:
+    """Refuse to mix two experiments in one folder. More seeds are more cells, and the first seed stays the first."""
     done = max((cell["rounds_done"] for cell in store.cells()), default=0)
     known = store.fact("description")
     if not done:
@@ -151,20 +151,32 @@ def same_experiment(store: Store, folder: Path, plan: Plan) -> None:
                 "(the old folder is kept beside it)."
             )
     described = _described(plan)
+    remote = remote or bool(store.fact("network"))
     if known is not None:
         known = _without_former_keys(known, described)
         if "values" in described:  # runs of older versions have none to compare with
             known.setdefault("values", described["values"])
+        had, wanted = known.get("seeds"), described.get("seeds")
+        if not remote and isinstance(had, list) and isinstance(wanted, list) and wanted[: len(had)] == had:
+            known["seeds"] = wanted
     if known is not None and known != described:
         changed = "\n  ".join(differences(known, described))
+        advice = _about_seeds(had, remote) if isinstance(had, list) and known["seeds"] != wanted else ""
         raise InputError(
-            f"{folder} holds another experiment. What differs:\n  {changed}\n"
+            f"{folder} holds another experiment. What differs:\n  {changed}\n{advice}"
             f"Use {FRESH} to start over (the old folder is kept beside it), or {OUT} for another folder."
         )
     if plan.rounds < done:
         raise InputError(
             f"{folder} was run for {done} rounds, more than the {plan.rounds} asked for now. Use {FRESH} to start over."
         )
+
+
+def _about_seeds(had: list[int], remote: bool) -> str:
+    if remote:
+        return "On a network, sites have agreed to these seeds: others need a run of their own.\n"
+    seeds = ", ".join(map(str, had))
+    return f"A run keeps its seeds, and more can follow them: seeds = [{seeds}, …].\n"
 
 
 def record_experiment(store: Store, folder: Path, plan: Plan) -> None:

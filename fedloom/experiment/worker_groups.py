@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Protocol
@@ -19,7 +19,7 @@ from fedloom.data.describe import describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.experiment import unequal_weights
-from fedloom.experiment.plan import Plan, cautions, weights_of
+from fedloom.experiment.plan import Plan, cautions, check_start, weights_of
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import check_same_data, preprocessing_file
 from fedloom.experiment.store import Store
@@ -46,13 +46,16 @@ def open_worker_groups(
     progress: Progress,
     verbose: bool,
     connect: Connect | None,
+    checked: bool = False,
 ) -> list[WorkerGroup]:
-    """Start workers for cells with these seeds, in one group or divided into several."""
+    """Start workers for cells with these seeds, in one group or divided into several. Refuse what cannot be trained."""
     settings = plan.settings
     # first of all: they load torch while this process loads the data
     workers = start_workers(settings, progress.note) if connect is None else None
     if workers is not None:
         stack.callback(workers.close)
+    if connect is None and not checked:
+        check_start(plan, list(dict.fromkeys(seeds)))
     groups: list[Workers | Cluster | None] = [workers]
     if isinstance(workers, Workers):
         federation = plan.federation(seeds[0])
@@ -212,6 +215,21 @@ class WorkerGroup:
         check_same_data(self.store, federation, seed)
         self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
         self.store.set_fact(f"test of seed {seed}", federation.test_fingerprint)
+
+
+def name_first_seed(plan: Plan, store: Store) -> None:
+    """Say whose clients the facts of a run are about, because it had one seed and gets others with other clients."""
+    first, before = plan.seeds[0], replace(plan, draws_clients=False)
+    federation, task, where = plan.federation(first), plan.task(first), plan.in_seed(first)
+    task.see(federation)
+    said, named = (
+        [*cautions(one, task, federation), *describe(federation, one.in_seed(first)).warnings] for one in (before, plan)
+    )
+    renamed, counted = dict(zip(said, named, strict=True)), {*scarcity.sentences(federation, where)}
+    for fact in ("cautions about algorithms", "cautions about the data"):
+        sentences = [renamed.get(text, text) for text in store.fact(fact) or ()]
+        store.set_fact(fact, [text for text in sentences if text not in counted])
+    store.set_fact(f"{scarcity.COUNTED}{first}", scarcity.in_numbers(federation))
 
 
 def working_bytes(model: int, group: int) -> int:

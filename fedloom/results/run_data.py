@@ -150,7 +150,7 @@ class RunData:
     @cached_property
     def audit(self) -> dict[str, Any]:
         """What the audits of this run found, by the audit's name; empty if there were none."""
-        return read_findings(self.folder, identity(self.description))
+        return read_findings(self.folder, self.description)
 
     @property
     def data_fingerprints(self) -> dict[str, str]:
@@ -446,11 +446,16 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str, kind: Any) -> Any:
     return np.array([row[name] for row in rows], dtype=kind)
 
 
-def read_findings(folder: Path, about: str) -> dict[str, Any]:
-    """Return what audits of an experiment found; findings about another one are left out."""
-    path = folder / AUDIT
+def read_findings(folder: Path, description: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what audits of an experiment found; findings about another one are left out.
+
+    Audits are about the first seed, so findings stay when a run gets more seeds.
+    """
+    path, seeds = folder / AUDIT, description.get("seeds") or ()
+    fewer = ({**description, "seeds": seeds[:count]} for count in range(1, len(seeds)))
+    known = [{"identity": identity(one)} for one in (description, *fewer)]
     try:
         found = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except ValueError as error:
         raise StoreError(f"{path} is damaged ({error}). Delete it, and audit the run again.") from error
-    return found if found.get(ABOUT) == {"identity": about} else {}
+    return found if found.get(ABOUT) in known else {}

@@ -18,11 +18,9 @@ from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan, cautions, check_clients, check_target
+from fedloom.experiment.plan import Plan, cautions, check_start
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
-from fedloom.federation.checks import check_settings
 from fedloom.federation.work import Report
-from fedloom.privacy.dp.example_level import check_loss
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.secure.aggregation import NobodySent
 from fedloom.privacy.table import PrivacyTable
@@ -87,20 +85,13 @@ class Estimate:
 
 
 def _rehearsed(
-    plan: Plan, label: str, federation: Federation, task: Task, facts: Probe, cohort: int
-) -> Sequence[Report] | None:
-    """Return what clients of an algorithm report about a round. Raise what its run would raise."""
-    algorithm, sampling, count = plan.algorithms[label], plan.cohort, federation.clients
-    protections = (plan.protection(count), plan.at_clients())
-    check_settings(
-        federation, algorithm, task, task.initial(), plan.rounds, sampling, *protections, None, plan.compress
-    )
-    if plan.privacy.example_dp is not None:
-        check_loss(facts.loss_is_mean)
-    reports = rehearse(algorithm, federation, task, facts, cohort, plan.compress)
-    if reports and any(report.history for report in reports):  # of local training
-        check_clients(plan, label, facts)
-    return reports
+    plan: Plan, federation: Federation, task: Task, facts: Probe, cohort: int
+) -> dict[str, Sequence[Report] | None]:
+    """Return what clients of each algorithm report about a round. Raise what its run would raise in your own code."""
+    return {
+        label: rehearse(algorithm, federation, task, facts, cohort, plan.compress)
+        for label, algorithm in plan.algorithms.items()
+    }
 
 
 def _without_compression(
@@ -110,9 +101,7 @@ def _without_compression(
     if plan.compress == NO_COMPRESSION:
         return {}
     plain = replace(plan, compress=NO_COMPRESSION)
-    return _sent_in_a_round(
-        {label: _rehearsed(plain, label, federation, task, facts, cohort) for label in plan.algorithms}
-    )
+    return _sent_in_a_round(_rehearsed(plain, federation, task, facts, cohort))
 
 
 def _sent_in_a_round(rehearsed: Mapping[str, Sequence[Report] | None]) -> dict[str, MessageBytes | None]:
@@ -148,8 +137,8 @@ def _refusing() -> Iterator[None]:
 def estimate(experiment: Experiment) -> Estimate:
     """Load the data, build the model, time a few steps, and multiply."""
     plan, run = Plan.of(experiment), experiment.run
+    check_start(plan)
     federation, task, facts, cohort = first_seed(plan)
-    check_target(experiment.evaluate, task)
     _measure_once(federation, task, facts, experiment.evaluate.splits)
     group = choose_setup(facts, run, cohort).group
     reason = facts.__dict__.get("cannot_group")  # known only if clients were to train side by side
@@ -162,8 +151,7 @@ def estimate(experiment: Experiment) -> Estimate:
         chosen = f"for a model of {size(facts.bytes)} and {cohort} clients a round"
         reason = chosen if run.group == "auto" else "as requested"
     sizes = federation.sizes("train")
-    # before a step is timed: it also checks whether clients have enough examples
-    rehearsed = {label: _rehearsed(plan, label, federation, task, facts, cohort) for label in experiment.algorithm}
+    rehearsed = _rehearsed(plan, federation, task, facts, cohort)
     step_seconds, rows = _time_step(federation, task, experiment.train.batch_size, sizes)
     steps = np.ceil(sizes / rows).mean() * experiment.train.epochs * cohort
     forward = sum(federation.sizes(split).sum() for split in experiment.evaluate.splits)

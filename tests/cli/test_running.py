@@ -245,6 +245,25 @@ def test_a_sweep_suggests_to_measure_each_algorithm_alone_as_it_is_printed(
         assert {cell["algorithm"] for cell in done["runs"]} == {label}
 
 
+def test_seeds_are_added_to_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    quick = ("-q", "--json", "--set", "rounds=1", "--set", "run.backend=serial")
+    found = []
+    for seeds in ("[2]", "[2,1]"):
+        in_this_process("run", "small.toml", *quick, "--set", f"seeds={seeds}", monkeypatch=monkeypatch)
+        found.append(json.loads(capsys.readouterr().out)["runs"])
+    assert [(cell["algorithm"], cell["seed"]) for cell in found[1]] == [
+        *(("fedavg", 2), ("local", 2)),
+        *(("fedavg", 1), ("local", 1)),
+    ]
+    assert found[1][:2] == found[0]
+    assert "2 seeds" in (folder / "runs" / "small" / "report.html").read_text()
+    in_this_process("run", "small.toml", *quick, monkeypatch=monkeypatch, code=2)  # seeds = [1]
+    assert "more can follow them: seeds = [2, 1, …]" in capsys.readouterr().err
+
+
 def test_only_some_algorithms_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,13 +18,12 @@ from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import parse
-from fedloom.experiment.plan import Plan, cautions, check_agreed, check_clients, check_target
+from fedloom.experiment.plan import Plan, cautions, check_agreed, check_start, check_target
 from fedloom.experiment.run import run_plan
 from fedloom.experiment.tables import EvaluateTable
 from fedloom.federation.sampling import Sampling
 from fedloom.privacy.table import ExampleTable, PrivacyTable
 from fedloom.task import Task
-from fedloom.training.probe import probe
 from tests.conftest import Dense, federation
 
 DIGITS = {"source": "digits", "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0}}
@@ -183,8 +182,7 @@ def test_asynchronous_rounds_do_not_know_their_cohort_before() -> None:
 def check(train: dict[str, Any], task: Task | None = None, **tables: Any) -> None:
     data = {"source": "digits", "partition": {"name": "iid", "clients": 20}, **tables.pop("data", {})}
     plan = Plan.of(parse({"data": data, "train": train, "rounds": 3, **tables}))
-    federation = plan.federation(1)
-    check_clients(plan, "fedavg", probe(federation, task or plan.task(1)))
+    check_start(plan if task is None else replace(plan, task=lambda seed: task))
 
 
 def normed() -> nn.Module:
@@ -205,14 +203,15 @@ def test_patience_without_validation_examples_is_refused() -> None:
 
 def test_a_client_without_training_examples_is_refused_if_it_is_ever_drawn() -> None:
     data, one_of_ten = federation([0] + [20] * 9), Sampling(count=1)
-    facts, plan = probe(data, Task(Dense)), replace(Plan.of(parse({"rounds": 3})), federation=lambda seed: data)
+    task = Task(Dense)
+    plan = replace(Plan.of(parse({"rounds": 3})), federation=lambda seed: data, task=lambda seed: task)
     with pytest.raises(InputError, match="Client 'client-0' has no training examples"):
-        check_clients(plan, "fedavg", facts)
+        check_start(plan)
     meets = {seed: any(0 in one_of_ten.draw(10, round, seed) for round in (1, 2, 3)) for seed in range(1, 20)}
     assert {*meets.values()} == {True, False}
     for seed, drawn in meets.items():
         with pytest.raises(InputError, match="has no training examples") if drawn else nullcontext():
-            check_clients(replace(plan, cohort=one_of_ten, seeds=(seed,)), "fedavg", facts)
+            check_start(replace(plan, cohort=one_of_ten, seeds=(seed,)))
 
 
 def test_a_target_must_name_a_known_metric_if_the_run_stops_there() -> None:
