@@ -3,12 +3,15 @@
     python benchmarks/statistics_coverage.py
 
 Prints, for normal and skewed results, the share of experiments in which all three paired intervals contain the true
-difference (which is zero: so 1 − coverage is also the share with at least one false "clear difference").
+difference (which is zero: so 1 − coverage is also the share with at least one false "clear difference"). Then,
+of 100,000 clients for which two models are equally good, how many are wrongly told apart by their few test examples, if
+the models err independently and if they err as oppositely as they can.
 """
 
 import numpy as np
 from scipy.stats import t
 
+from fedloom.results.client_chance import far
 from fedloom.results.statistics import LEVEL, differences
 
 DRAWS = {
@@ -28,3 +31,20 @@ for kind, draw in DRAWS.items():
             found = differences({str(label): dict(enumerate(run)) for label, run in enumerate(values[one])})
             assert np.allclose([pair.spread.high for pair in found], gaps[one].mean(1) + reach[one])
         print(f"{kind}, {seeds} seeds: {(abs(gaps.mean(2)) <= reach).all(1).mean():.1%}")
+
+
+def wrongly_told_apart(one: np.ndarray, other: np.ndarray, tested: int, clients: int) -> float:
+    """The rule of `against_alone.py`, for many clients at once and without the spread over seeds."""
+    right = (one + other) / 2
+    return float((abs(one - other) > far(clients) * np.sqrt(2 * right * (1 - right) / tested)).mean())
+
+
+CLIENTS = 5
+draws = np.random.default_rng(0)
+for tested in (10, 20, 40, 100, 400):
+    for share in (0.5, 0.7, 0.9, 0.97):
+        apart = draws.binomial(tested, share, (2, 100_000)) / tested
+        parts = [max(2 * share - 1, 0), min(share, 1 - share), min(share, 1 - share), max(1 - 2 * share, 0)]
+        both, first, second, _ = draws.multinomial(tested, parts, 100_000).T / tested
+        rates = [wrongly_told_apart(*pair, tested, CLIENTS) for pair in (apart, (both + first, both + second))]
+        print(f"{tested} test examples, right on {share:.0%}: {rates[0]:.2%} independent, {rates[1]:.2%} opposed")

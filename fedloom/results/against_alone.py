@@ -14,8 +14,6 @@ from fedloom.results.run_data import RunData
 from fedloom.results.sentences import first_three, say
 from fedloom.results.table import Table, Value
 
-LEAST_FAR = 3.0  # standard deviations; with more than 18 clients, chance alone goes further at one of them
-
 
 @dataclass(frozen=True)
 class Gain:
@@ -55,7 +53,7 @@ def gains(run: RunData, label: str, alone: str, metric: str) -> dict[int, Gain]:
         by_seed = [sign * (shared - own) for shared, own in values]
         examples = _variance_on_test_examples(run, metric, client, values)
         seeds = statistics.variance(by_seed) / len(by_seed) if len(by_seed) > 1 else 0.0
-        chance = None if examples is None else _far(run) * math.sqrt(examples + seeds)
+        chance = None if examples is None else far(len(run.clients)) * math.sqrt(examples + seeds)
         found[client] = Gain(statistics.fmean(by_seed), chance)
     return found
 
@@ -107,7 +105,7 @@ def _how_to_read(run: RunData, alone: str, found: dict[str, dict[int, Gain]]) ->
     else:
         how = "of_examples" if metric.is_mean else "of_standard_errors"
         chance = "other test examples and other seeds" if mean else "other test examples"
-        yield say("against_alone", how, far=f"{_far(run):.2g}", chance=chance, metric=metric.name)
+        yield say("against_alone", how, far=f"{far(len(run.clients)):.2g}", chance=chance, metric=metric.name)
 
 
 def _variance_on_test_examples(
@@ -121,15 +119,11 @@ def _variance_on_test_examples(
     if not tested:
         return None
     if info.is_mean and info.share:
-        # both models answer the same examples: they differ at no more of them than the two get wrong together, or right
-        right = sum(map(statistics.fmean, zip(*values, strict=True)))
-        return min(right, 2 - right) / tested
+        # if neither model is better, both have this share; most models err on the same examples, and vary less
+        right = statistics.fmean(map(statistics.fmean, values))
+        return 2 * right * (1 - right) / tested
     error = standard_error(metric, tested, labels_tested(run, client))
     return None if error is None else 2 * error**2  # two numbers vary more than one
-
-
-def _far(run: RunData) -> float:
-    return max(LEAST_FAR, far(len(run.clients)))
 
 
 def _side(gain: Gain) -> str:
