@@ -122,7 +122,11 @@ def _about_line(line: str) -> str:
 
     >>> _about_line("lr = 0,1")
     ' Write decimals with a point, as in 0.1.'
+    >>> _about_line('name = "garden')
+    ' Is a quote (") missing at the end of a text?'
     """
+    if (line.count('"') - line.count('\\"')) % 2 and "'" not in line:
+        return ' Is a quote (") missing at the end of a text?'
     word = re.search(r"=\s*([A-Za-z_][^\s,}#]*)\s*(?:$|[,}#])", line)
     if re.search("[“”„‟‘’‚«»]", line):
         return ' Write straight quotes (") instead of curly ones.'

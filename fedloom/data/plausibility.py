@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedloom.data.class_names import are_dates, compact_dates, labels_spelt_differently, same_meaning
 from fedloom.data.csv_text import DATE, finite_number
 from fedloom.data.federation import Federation
-from fedloom.data.preprocessing import Column
+from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.files import toml_text
 
 Numbers = NDArray[np.float64]
@@ -72,6 +72,7 @@ def suspicions(federation: Federation, where: str = "") -> Iterator[str]:
         yield from _numbers_rows(name, one, len(federation.x))
         yield from marks_gaps(name, one)
         yield from _unit_of_clients(federation, name, one, owner, known[:, place], where)
+        yield from _unit_of_site(federation.preprocessing, name, place, one[known[:, place]])
     for place, name in enumerate(federation.features):
         yield from _gives_away(name, values[:, place], y, len(federation.classes))
     some = slice(MOST_COMPARED)
@@ -250,6 +251,15 @@ def _unit_of_clients(
     yield from _other_unit(name, typical, where, form)
 
 
+def _unit_of_site(preprocessing: Preprocessing, name: str, place: int, one: Numbers) -> Iterator[str]:
+    """Compare a site's values with what all sites agreed on; where nobody else has data, the two are the same."""
+    if preprocessing.clients or len(preprocessing.mean) <= place or len(one) < FEWEST_KNOWN:
+        return
+    moments = {"all sites": (preprocessing.mean[place], preprocessing.std[place]), "this site": (one.mean(), one.std())}
+    typical = {who: (mean, np.hypot(mean, std), std) for who, (mean, std) in moments.items()}
+    yield from _other_unit(name, typical, form=lambda _, factor: f"{toml_text(factor)} in [data]")
+
+
 def units_of_sites(name: str, moments: Mapping[str, Moment]) -> Iterator[str]:
     """Yield a sentence about each site whose values are far from those of the others, by mean and variance."""
     typical = {
@@ -290,7 +300,8 @@ def _other_unit(
         if other_unit:
             times = np.median(np.exp(side * ratio))
             factor = {name: float(f"{times**-side:.2g}")}
-            remedy = f" For another unit, set convert = {form(client, factor)}, with the exact factor." if form else ""
+            remedy = f" For another unit, set convert = {form(client, factor)}" if form else ""
+            remedy += ", with the exact factor, times one that is set there already." if form else ""
             how = f"{times:,.0f} times {'larger' if side > 0 else 'smaller'}"
             yield f"{name} is about {how} at {client} than elsewhere{where}: {doubt}{remedy}"
         elif apart.min() > OTHER_ZERO:

@@ -78,9 +78,10 @@ def against_alone(run: RunData) -> Iterator[Table]:
         kinds = ("text", "whole", *[metric.difference_format] * len(found), "text")
         unit = " (percentage points)" if metric.percent else ""
         title = f"Against learning alone: {metric.title}, {END[phase]}{unit}"
-        findings = tuple(_in_words(run, label, some, clients) for label, some in found.items())
+        findings = [_in_words(run, label, some, clients) for label, some in found.items()]
+        findings += [text for label, some in found.items() for text in _by_other_metrics(run, label, alone[0], some)]
         note = run.about_clients(" ".join(_how_to_read(run, alone[0], found)))
-        yield Table("against_alone", title, columns, tuple(rows), kinds, note, findings=findings)
+        yield Table("against_alone", title, columns, tuple(rows), kinds, note, findings=tuple(findings))
 
 
 def _in_words(run: RunData, label: str, found: dict[int, Gain], clients: list[int]) -> str:
@@ -93,6 +94,16 @@ def _in_words(run: RunData, label: str, found: dict[int, Gain], clients: list[in
     counts = {"better": len(clear) - len(worse), "worse": len(worse), "unclear": len(unclear), "all": len(clients)}
     tested = f" (with {several} test examples)" if sizes else ""
     return say("against_alone", "counted", label=label, seed=run.in_first_seed, named=named, tested=tested, **counts)
+
+
+def _by_other_metrics(run: RunData, label: str, alone: str, found: dict[int, Gain]) -> Iterator[str]:
+    """Clients that another metric shows to be worse off: the cautions may name them for it."""
+    for metric in (name for name in run.metrics if name != run.main_metric):
+        gained = gains(run, label, alone, metric).items()
+        worse = sorted((gain.mean, client) for client, gain in gained if gain.told_apart and gain.mean < 0)
+        names = [run.client_name(client) for _, client in worse if client not in found or not found[client].told_apart]
+        if names:
+            yield say("against_alone", "by_metric", metric=metric, label=label, named=first_three(names))
 
 
 def _how_to_read(run: RunData, alone: str, found: dict[str, dict[int, Gain]]) -> Iterator[str]:

@@ -138,18 +138,23 @@ def _diverged(run: RunData) -> Iterator[str]:
     of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
     guess = math.log(max(classes, 2)) if of_classes else math.inf
     when = "" if run.has_server_test else " after local training"
-    far, risen = dict[str, float](), dict[str, float]()
+    far, noisy, risen = dict[str, float](), dict[str, float](), dict[str, float]()
     for label in run.labels:
         curves = {seed: values for seed, (_, values) in headline.curves(run, label, "loss").items()}
         ratios = [_rise(run, label, seed, values) for seed, values in curves.items()]
         worst = max((float(values[-1]) for values in curves.values()), default=0.0)
-        if worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
+        if worst > guess and run.has_secret_noise and run.facts.get("rounds"):
+            noisy[label] = worst
+        elif worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
             far[label] = worst
         elif ratios and max(ratios) > 2:
             risen[label] = max(ratios)
     if far:
         losses = ", ".join(f"{loss:.3g}" for loss in far.values())
         yield say("caution", "diverged_far", labels=", ".join(far), when=when, losses=losses, guess=guess)
+    if noisy:
+        losses = ", ".join(f"{loss:.3g}" for loss in noisy.values())
+        yield say("caution", "noise_won", labels=", ".join(noisy), when=when, losses=losses, guess=guess)
     if risen:
         ratio_list = ", ".join(f"{ratio:.1f}" for ratio in risen.values())
         yield say("caution", "diverged", labels=", ".join(risen), when=when, ratios=ratio_list)

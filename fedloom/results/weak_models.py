@@ -45,7 +45,7 @@ class Guess:
 def no_better_than_guessing(run: RunData) -> Iterator[str]:
     """Algorithms that are not clearly more often right than one that always predicts the same label."""
     held, found = run.facts.get("labels"), comparisons(run, "accuracy")
-    if run.is_network and not held and found and found[0].key in PHASES:
+    if run.is_network and not held and found and found[0].key in PHASES and run.main_metric == "accuracy":
         yield say("caution", "base_rate_unknown")
     groups = _tested(run, found[0].key) if held and found else np.empty((0, 0))
     if not held or not len(groups):
@@ -60,9 +60,11 @@ def no_better_than_guessing(run: RunData) -> Iterator[str]:
     advice = "guessing_noisy" if run.has_secret_noise else "guessing_trained"
     advice = "guessing_given" if run.facts.get("rounds") == 0 else advice
     shown = {"guess": guess, "share": show(guess.share, "percent"), "far": show(far, "percent"), "way": found[0].way}
+    look = "" if {"auroc", "balanced_accuracy"} & {*run.metrics} else say("caution", "guessing_look")
     seed = "" if found[0].key == "server_test" else run.in_first_seed
     for verdict, some in labels.items():
-        yield f"{say('caution', verdict, labels=', '.join(some), seed=seed, **shown)} {say('caution', advice)}"
+        sentence = say("caution", verdict, labels=", ".join(some), seed=seed, **shown)
+        yield f"{sentence} {say('caution', advice, look=look)}"
 
 
 def _tested(run: RunData, key: str) -> Floats:

@@ -120,7 +120,7 @@ def test_a_site_hears_of_probable_mistakes_in_its_table(
     in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
     told = capsys.readouterr().err
     assert "Caution: crp is about 88 times smaller at oslo than elsewhere" in told
-    assert "set convert = { crp = 88.0 } in [data] at oslo, with the exact factor." in told
+    assert "set convert = { crp = 88.0 } in [data] at oslo, with the exact factor, times one that is set" in told
     (tmp_path / "oslo.toml").write_text((tmp_path / "oslo.toml").read_text() + "convert = { crp = 88.0 }\n")
     in_this_process("data", "summarize", "oslo.toml", "--to", "oslo.json", "--force", monkeypatch=monkeypatch)
     in_this_process("data", "agree", "berlin.json", "oslo.json", "--to", "agreed.json", monkeypatch=monkeypatch)

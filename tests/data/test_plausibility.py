@@ -110,6 +110,22 @@ def test_a_client_with_another_unit_is_named(factor: float) -> None:
     assert found(x, normalize="client") == []  # then units do not matter
 
 
+def test_a_site_in_another_unit_than_the_one_that_sites_agreed_on_is_told() -> None:
+    values = np.random.default_rng(3).normal(1.1, 0.4, size=(50, 1))
+    agreed = Preprocessing(columns=columns_named(["creatinine"]), mean=(93.6,), std=(32.6,))
+
+    def said(factor: float) -> list[str]:
+        site = Federation.from_arrays(values * factor, np.arange(50) % 2, client=["east"] * 50)
+        scaled = (site.x - 93.6) / 32.6
+        return [*suspicions(replace(site, x=scaled.float(), features=("creatinine",), preprocessing=agreed))]
+
+    (text,) = said(1.0)
+    assert text.startswith("creatinine is about ")
+    assert "smaller at this site than elsewhere: is it in another unit there" in text
+    assert "set convert = { creatinine = 79.0 } in [data]" in text
+    assert said(88.4) == []
+
+
 def test_gaps_at_some_clients_do_not_hide_another_unit_elsewhere(tmp_path: Path) -> None:
     x = table()
     x["crp"] = np.exp(np.random.default_rng(7).normal(1.0, 0.4, 120))

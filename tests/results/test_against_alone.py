@@ -6,6 +6,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import fedloom as fl
 from fedloom.experiment.store import Store
 from fedloom.results import report
-from fedloom.results.against_alone import against_alone, gains, learning_alone
+from fedloom.results.against_alone import Gain, against_alone, gains, learning_alone
 from fedloom.results.badly_served import badly_served
 from fedloom.results.run_data import RunData
 from fedloom.results.table import Table
@@ -135,6 +136,17 @@ def test_two_aurocs_vary_more_than_one(made: Made) -> None:
     assert found[4].chance == pytest.approx(FAR * math.sqrt(2 * 41 / (12 * 20 * 20)))  # Mann and Whitney's U, twice
     assert [client for client, gain in found.items() if gain.told_apart] == [0, 2, 4]
     assert "would change of two auroc values" in only(run).note
+
+
+def test_harm_that_only_another_metric_shows_is_said_too(comparison: Path) -> None:
+    run = RunData.read(comparison)
+    by_name = {"accuracy": {0: Gain(-0.1, 0.2)}, "auroc": {0: Gain(-0.5, 0.2), 1: Gain(0.5, 0.2)}}
+    run = replace(run, metrics={name: replace(run.metrics["accuracy"], name=name) for name in by_name})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedloom.results.against_alone.gains", lambda run, label, alone, metric: by_name[metric])
+        (table,) = against_alone(run)
+    assert "worse for 0, not told apart for 4" in table.findings[0]
+    assert f"By auroc, fedavg is also worse than alone for {run.client_name(0)}." in table.findings
 
 
 def test_seeds_that_disagree_tell_nothing_apart(made: Made) -> None:

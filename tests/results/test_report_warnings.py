@@ -144,6 +144,23 @@ def test_a_loss_that_is_absurd_from_the_first_round_on_is_named(comparison: Path
         assert not any(" diverged: " in text for text in cautions(with_description(run, task={"loss": loss})))
 
 
+def test_a_loss_above_guessing_blames_the_noise_of_a_private_run_and_not_the_rate(run: RunData) -> None:
+    private = with_description(
+        with_labels(run, [[1, 1, 1]]), task={"loss": "cross_entropy"}, privacy={"dp": {"clip": 1.0}}
+    )
+
+    def said(run: RunData, loss: float) -> list[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedloom.results.headline.curves", lambda *_: {1: (np.array([1]), np.array([loss]))})
+            return [*report_warnings._diverged(run)]
+
+    for loss in (1.2, 2e8):  # three classes: ln 3 is 1.1
+        (text,) = said(private, loss)
+        assert "guessing all classes alike has 1.1. The noise of differential privacy may hide what is learnt" in text
+    assert said(private, 1.0) == []
+    assert "diverged" in said(with_description(private, privacy={}), 2e8)[0]
+
+
 def test_cautions_find_overfitting_and_clients_left_behind(comparison: Path, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     shutil.copytree(comparison, folder)

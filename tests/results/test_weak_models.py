@@ -119,7 +119,8 @@ def test_models_that_miss_most_cases_are_named_with_what_to_do(run: RunData, mon
     assert "fedavg (40.00 %)" in next(misses_most(recall))  # the mean over seeds, as in tables
     found["fedavg"].pop(2)
     (said,) = misses_most(recall)
-    assert said.startswith("Most cases are missed by fedavg (20.00 %): sensitivity is about predictions from")
+    assert said.startswith("Most cases are missed: sensitivity is what models find of them with predictions from a")
+    assert "here fedavg (20.00 %). If a missed case" in said
 
 
 def test_own_tests_of_mostly_one_label_are_no_test_of_other_labels(run: RunData) -> None:

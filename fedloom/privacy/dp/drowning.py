@@ -43,11 +43,19 @@ def cautions(
     clients = sampling.size(len(examples))
     over, on = f"Over {rounds} rounds with {clients} clients it is about", f"on {parameters:,} parameters"
     if table.dp is not None and rounds and (table.dp.epsilon or 0) <= LARGE:  # with more, nothing drowns
-        ratio = _of_clients(table, sampling, len(examples), rounds) * sqrt(parameters)
+        deviation = _of_clients(table, sampling, len(examples), rounds)
+        ratio, in_a_round = deviation * sqrt(parameters), deviation * sqrt(rounds)
         if ratio > DROWNS:
             yield (
                 f"[privacy] dp: noise will drown what is learnt. {over} {ratio:.2g} times as long as all clients' "
                 f"changes together can be, {on}. More clients in a round, a smaller model or a larger ε help."
+            )
+        elif in_a_round > 1 and not table.dp.correlated:  # correlated noise cancels over rounds
+            yield (
+                f"[privacy] dp: with {clients} clients in a round, the noise on every single number of the model is "
+                f"{in_a_round:.2g} times as large as the longest change of the whole model. Differential privacy of "
+                "clients is for hundreds of them: more clients in a round or a larger ε help, or example_dp, which "
+                "protects single examples."
             )
     if table.example_dp is not None and rounds and table.example_dp.epsilon <= LARGE:
         middle = sorted(examples)[len(examples) // 2]

@@ -141,7 +141,7 @@ def test_the_caution_about_another_unit_names_the_key_that_ends_it(tmp_path: Pat
     (said,) = suspicions(federate(load("csv", path=path, label="dead"), normalize="federated"))
     assert said.startswith("crea is about ")
     found = re.search(
-        r"missing values\? For another unit, set convert = (.*) in \[data\], with the exact factor\.$", said
+        r"missing values\? For another unit, set convert = (.*) in \[data\], with the exact factor, times one", said
     )
     assert found
     convert = toml_value(found[1])
@@ -167,7 +167,10 @@ def test_sites_are_told_of_the_key_and_agree_on_the_common_unit(tmp_path: Path) 
 
     parts = summaries()
     (said,) = doubts(parts, agree(parts))
-    found = re.search(r" set convert = (\{ crea = 0\.01\d* \}) in \[data\] at essen, with the exact factor\.$", said)
+    found = re.search(
+        r" set convert = (\{ crea = 0\.01\d* \}) in \[data\] at essen, with the exact factor, times one that is set there already\.$",
+        said,
+    )
     assert found, said
     parts = summaries(convert={"crea": 1 / 88.4})
     agreed = agree(parts)

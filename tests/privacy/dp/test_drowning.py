@@ -41,6 +41,14 @@ def test_less_noise_needs_no_caution(table: dict[str, Any], clients: int) -> Non
     assert said(table, clients) == []
 
 
+@pytest.mark.parametrize(("clients", "times"), [(5, "1.8"), (8, "1.1"), (9, "")])
+def test_a_few_clients_are_told_that_one_round_drowns_a_small_model(clients: int, times: str) -> None:
+    table = PrivacyTable(dp={"noise_multiplier": 8.9, "clip": 1.0})
+    found = [*drowning.cautions(table, fl.Sampling(), 20, 10, [50] * clients, fl.FedAvg().train)]
+    assert len(found) == bool(times)
+    assert all(f"with {clients} clients in a round" in text and f"is {times} times as large" in text for text in found)
+
+
 def test_noise_of_each_client_counts_as_often_as_there_are_clients() -> None:
     (caution,) = said({"dp": {"noise_multiplier": 6.4, "clip": 0.1, "noise": "local"}}, 100)  # 50 · 6.4 / √(100 · 16)
     assert "about 8 times as long as all clients' changes" in caution
