@@ -135,7 +135,9 @@ def _site(values: dict[str, Any]) -> str:
 
 @command(app)
 def agree(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...")], to: Path = Path("preprocessing.json")
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
+    to: Path = Path("preprocessing.json"),
+    force: Force = False,
 ) -> None:
     """Put the summaries of several sites together: categories, classes, and statistics for normalisation.
 
@@ -145,8 +147,10 @@ def agree(
     from fedloom.data.agreement import Summary, agree, doubts
     from fedloom.errors import InputError
 
-    if to.exists():
-        raise InputError(f"{to} exists already, and sites may use it: write another file, or delete it.")
+    if to.exists() and not force:
+        raise InputError(
+            f"{to} exists already, and sites may use it. Write another file (--to), or overwrite it (--force)."
+        )
     read = {path: Summary.read(path) for path in files}
     summaries = {summary.site or path.stem: summary for path, summary in read.items()}
     if len(summaries) < len(files):

@@ -52,6 +52,8 @@ def test_sites_agree_on_preprocessing_without_showing_rows(
     assert "berlin has no ward = ICU. Is it spelt differently there?" in told.err
     in_this_process("data", "agree", "summary-b.json", "summary-o.json", monkeypatch=monkeypatch, code=2)
     assert "preprocessing.json exists already" in capsys.readouterr().err
+    in_this_process("data", "agree", "summary-b.json", "summary-o.json", "--force", monkeypatch=monkeypatch)
+    assert "Agreed: preprocessing.json." in capsys.readouterr().out
     site = (tmp_path / "oslo.toml").read_text()
     (tmp_path / "oslo.toml").write_text(site.replace("[data]", '[data]\npreprocessing = "preprocessing.json"'))
     in_this_process("data", "describe", "oslo.toml", monkeypatch=monkeypatch)

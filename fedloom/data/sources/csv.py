@@ -120,6 +120,11 @@ class Csv(Source):
                 )
         return self
 
+    @field_validator("optional", mode="before")
+    @classmethod
+    def _optional(cls, value: Any) -> Any:
+        return None if value in ([], ()) else value  # --set data.optional=[] takes back what a file says
+
     @field_validator("convert", mode="before")
     @classmethod
     def _convert(cls, value: Any) -> Any:

@@ -163,3 +163,7 @@ def test_files_without_the_key_keep_their_identity() -> None:
     assert "optional" not in described["data"]
     other = parse({"data": {"source": "csv", "path": "a.csv", "label": "y", "optional": ["bnp"]}}).description()
     assert identity(described) != identity(other)
+
+
+def test_an_empty_list_takes_back_what_a_file_says() -> None:
+    assert Csv(path=Path("x.csv"), label="y", optional=[]).optional is None  # type: ignore[arg-type]
