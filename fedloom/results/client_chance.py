@@ -17,7 +17,7 @@ OF_ONE_CLASS = re.compile(r"(recall|sensitivity|f1)(_macro|_of_\d+)?")
 
 
 def far(clients: int) -> float:
-    """Return how many standard errors chance alone hardly exceeds at any of so many clients."""
+    """Return how many standard errors chance alone rarely exceeds, at any of this number of clients."""
     return NormalDist().inv_cdf(1 - 0.025 / max(clients, 1))
 
 
