@@ -5,7 +5,8 @@
 Prints, for normal and skewed results, the share of experiments in which all three paired intervals contain the true
 difference (which is zero: so 1 − coverage is also the share with at least one false "clear difference"). Then,
 of 100,000 clients for which two models are equally good, how many are wrongly told apart by their few test examples, if
-the models err independently and if they err as oppositely as they can.
+the models err independently and if they err as oppositely as they can; and by the mean of absolute errors that are
+independent.
 """
 
 import numpy as np
@@ -48,3 +49,15 @@ for tested in (10, 20, 40, 100, 400):
         both, first, second, _ = draws.multinomial(tested, parts, 100_000).T / tested
         rates = [wrongly_told_apart(*pair, tested, CLIENTS) for pair in (apart, (both + first, both + second))]
         print(f"{tested} test examples, right on {share:.0%}: {rates[0]:.2%} independent, {rates[1]:.2%} opposed")
+
+ERRORS = {
+    "normal": lambda shape: draws.normal(size=shape),
+    "Laplace": lambda shape: draws.laplace(size=shape),
+    "t with 3 degrees of freedom": lambda shape: draws.standard_t(3, size=shape),
+    "log-normal": lambda shape: draws.lognormal(size=shape) - np.exp(0.5),
+}
+for tested in (10, 40, 400):
+    for kind, draw in ERRORS.items():
+        one, other = abs(draw((2, 20_000, tested))).mean(2)
+        wrong = abs(one - other) > far(CLIENTS) * np.sqrt((one**2 + other**2) / tested)
+        print(f"{tested} test examples, mean of {kind} absolute errors: {wrong.mean():.2%}")

@@ -101,7 +101,8 @@ def lines_around(lines: Sequence[str], line: int) -> str:
     shown = ""
     for number, text in enumerate(lines, 1):
         if line - 2 <= number <= line + 1 and text.strip():
-            row = f"  {'>' if number == line else ' '} {number:4} | {text.rstrip()}"
+            # a tab would be shown as an escape, which nobody finds in the file
+            row = f"  {'>' if number == line else ' '} {number:4} | {text.expandtabs(4).rstrip()}"
             shown += f"\n{row if len(row) <= WIDTH else row[: WIDTH - 1] + '…'}"
     return shown
 

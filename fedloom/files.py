@@ -113,7 +113,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         lines, place = text.rstrip().split("\n"), re.search(r"at line (\d+)", str(error))
         line = min(int(place[1]), len(lines)) if place else len(lines)
-        hint, shown = _about_line(lines[line - 1]) or _about_names(str(error)), lines_around(lines, line)
+        here, table = lines[line - 1], re.findall(r"^[ \t]*\[([^][]+)\]", "\n".join(lines[:line]), re.MULTILINE)
+        hint = (
+            _about_line(here) or _about_shape(here, str(error), table[-1] if table else "") or _about_names(str(error))
+        )
+        shown = lines_around(lines, line)
         raise InputError(f"{path} is not a valid TOML file: {error}.{hint}{shown}") from error
 
 
@@ -139,6 +143,25 @@ def _about_line(line: str) -> str:
     if word and word[1].lower() in ("true", "false"):
         return f" Write {word[1].lower()} in lower case."
     return f' Text needs quotes: "{word[1]}".' if word else ""
+
+
+def _about_shape(line: str, error: str, table: str) -> str:
+    """Return what is probably wrong with the shape of a line in a table: braces, a key without a value, a comma.
+
+    >>> _about_shape("fedavg", "Expected '=' after a key in a key/value pair", "algorithm")
+    ' Every key needs a value: an algorithm with its defaults is `fedavg = {}`.'
+    """
+    if "Unclosed inline table" in error or (line.count("{") > line.count("}") and "key part" in error):
+        return " What begins with { must end with } on the same line: write the whole table in one line."
+    if re.search(r",\s*}", line) and "key part" in error:
+        return " Leave out the comma before }."
+    if bare := re.match(r"""\s*([\w."'-]+)\s*=?\s*(?:#.*)?$""", line):
+        word = bare[1]
+        shown = f"an algorithm with its defaults is `{word} = {{}}`" if table == "algorithm" else f"write `{word} = …`"
+        return f" Every key needs a value: {shown}."
+    if re.search(r"=.*,", line) and error.startswith("Expected newline"):
+        return " Write each key on a line of its own, without a comma after it."
+    return ""
 
 
 def _about_names(error: str) -> str:

@@ -133,6 +133,11 @@ AVERAGES = r"(?:_(macro|micro)|_of_(\d+))?"
 SHOWN_AS_PERCENTAGE = re.compile(
     rf"accuracy|balanced_accuracy|top_\d+|({'|'.join(FORMULAS)}){AVERAGES}|specificity_at_.*"
 )
+# how people write what is not a word
+WRITTEN = {
+    **{name: name.upper() for name in ("mse", "mae", "rmse", "f1", "auroc", "auprc")},
+    **{"r2": "R²", "c_index": "C-index"},
+}
 EXAMPLES = (*METRICS, *RANKED, *FORMULAS, "f1_macro", "f1_micro", "recall_of_2", "specificity_at_90", "top_5")
 
 
@@ -166,6 +171,23 @@ def metric(name: str) -> Metric:
             "`fedloom data describe` lists the classes in their order; or your own as 'file.py:name'."
         )
     raise unknown("metric", name, EXAMPLES, "with other numbers in them, or your own as 'file.py:name'")
+
+
+def heading(name: str) -> str:
+    """Return the name of a metric for headings and the beginnings of sentences; your own keeps its spelling.
+
+    >>> [heading(name) for name in ("accuracy", "auroc", "mae", "c_index", "recall_of_2", "my_Score")]
+    ['Accuracy', 'AUROC', 'MAE', 'C-index', 'Recall of 2', 'My_Score']
+    """
+    try:
+        metric(name)
+    except InputError:  # the loss, or your own
+        return name[:1].upper() + name[1:]
+    if name in WRITTEN:
+        return WRITTEN[name]
+    first, _, rest = name.partition("_")
+    words = " ".join([WRITTEN.get(first, first), rest.replace("_", " ")]).strip()
+    return words[:1].upper() + words[1:]
 
 
 def class_number(metric: Metric) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from fedloom.errors import FRESH, InputError, about_path
 from fedloom.metrics import Metric
 from fedloom.training import generators
 from fedloom.training.generators import GENERATOR
+from fedloom.training.hidden_layers import about_hidden_layers
 from fedloom.training.keras_module import KerasModule, is_keras
 from fedloom.training.modules import ModuleTensors
 from fedloom.training.python_state import PythonState
 from fedloom.tree import Groups, Tree, same_bits, select, sha256
-from fedloom.user_code import said
+from fedloom.user_code import NO_SUPER, said
 
 # _NormBase is the base of all batch and instance normalisation
 NORMALIZATION = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -261,7 +263,12 @@ class Task:
                     alone = nn.Identity()
                     if sys.getrefcount(module) > sys.getrefcount(alone) and not is_keras(module):
                         module = _copied(module)
-            unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
+            try:
+                unbuilt = [name for name, leaf in module.named_parameters() if is_lazy(leaf)]
+            except AttributeError as error:
+                if not re.search("'_(parameters|modules|buffers)'", str(error)):
+                    raise
+                raise InputError(f"The model is no complete module of torch: {error}.{NO_SUPER}") from error
             if is_keras(module) and not module.built:
                 unbuilt = ["its layers"]
             if unbuilt:
@@ -269,7 +276,10 @@ class Task:
             if is_keras(module):
                 module = KerasModule(module)
         if next(module.parameters(), None) is None:
-            raise InputError(f"The model {type(module).__name__} has no parameters, so there is nothing to learn.")
+            hidden = about_hidden_layers(module)
+            raise InputError(
+                f"The model {type(module).__name__} has no parameters, so there is nothing to learn. {hidden}".rstrip()
+            )
         if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
             raise InputError("The model is compiled by torch.jit, and cannot be trained here. Give the module itself.")
         return widened(module, self.torch_dtype)

@@ -26,7 +26,9 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from fedloom.errors import FedloomError, InputError, about_path, lines_around, nearest
+from fedloom.syntax_hash import syntax_hash
 
+NO_SUPER = " Does its __init__ begin with super().__init__()? Otherwise torch cannot find its layers."
 SIDE_BY_SIDE = (
     "Many clients are computed at once (torch.vmap), so this line cannot ask a tensor for its value (if, float, "
     ".item()) or draw random numbers. Use functions of torch, such as torch.where; or write reads_batch = True in the "
@@ -102,6 +104,15 @@ def fingerprint(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def code_hash(file: Path) -> str:
+    """Return a hash of a file's code: comments, docstrings and formatting decide no result."""
+    _must_exist(file)
+    try:
+        return syntax_hash(ast.parse(file.read_bytes()))
+    except (SyntaxError, ValueError):  # loading it says what is wrong
+        return fingerprint(file)
+
+
 def imported_beside(file: Path) -> list[Path]:
     """Return the files below a code file's folder that it imports, directly or not. Nothing is run."""
     found, pending = dict[Path, None](), [file]
@@ -164,6 +175,8 @@ def said(error: BaseException) -> str:
     hint = ". Import a file that lies beside yours at the top, not inside of a function" if late else ""
     if isinstance(error, TypeError) and "unsupported operand" in str(error) and "'dict'" in str(error):
         hint = ". Weights are trees, which are dicts of tensors: use add, sub and scale of fedloom.algorithm"
+    if isinstance(error, AttributeError) and "before Module.__init__() call" in str(error):
+        hint = f".{NO_SUPER}"
     return f"{kind}{error}{hint}{place_of(error)}"
 
 
@@ -224,9 +237,14 @@ def has_own_class(algorithm: object) -> bool:
     return type(algorithm).__module__.split(".")[0] != "fedloom"
 
 
+def own_classes(kind: type) -> list[type]:
+    """Return the class and its bases, without those of fedloom and pydantic."""
+    return [one for one in kind.__mro__ if one.__module__.split(".")[0] not in ("fedloom", "pydantic", "builtins")]
+
+
 def misspelt(kind: type) -> Iterator[str]:
     """Say which methods of your own class fedloom does not call, and whose names are close to those that it calls."""
-    kinds = [one for one in kind.__mro__ if one.__module__.split(".")[0] not in ("fedloom", "pydantic", "builtins")]
+    kinds = own_classes(kind)
     theirs = {
         name
         for one in kinds

@@ -118,6 +118,12 @@ def test_a_look_says_whether_a_process_holds_a_folder_and_creates_nothing(tmp_pa
         ("\u00a0 source = 'digits'", "non-breaking or invisible space"),
         ("rounds = 4", "It is in the file twice: keep one of them"),
         ("fedavg = { lr = 1, lr = 2 }", "It is in the file twice: keep one of them"),
+        ('partition = { name = "iid",\n  clients = 5 }', "must end with } on the same line"),
+        ('partition = { name = "iid"\n  clients = 5 }', "must end with } on the same line"),
+        ("fedavg = { lr = 1, }", "Leave out the comma before }."),
+        ("fedavg", "Every key needs a value: write `fedavg = …`."),
+        ("fedavg =  # the usual one", "Every key needs a value: write `fedavg = …`."),
+        ("lr = 1, epochs = 2", "Write each key on a line of its own"),
         ("lr = 0.1.2", ""),
         ("args = [1, 2", ""),
     ],
@@ -131,7 +137,15 @@ def test_a_mistake_in_toml_shows_its_line_and_what_is_probably_wrong(
         files.read_toml(tmp_path / "a.toml")
     assert hint in str(caught.value).splitlines()[0]
     if "[" not in line or not after.strip():  # an array that does not end is noticed in a later line
-        assert f"\n       1 | rounds = 3\n  >    2 | {line}" in str(caught.value)
+        assert f"\n       1 | rounds = 3\n  >    2 | {line.splitlines()[0]}" in str(caught.value)
+
+
+def test_an_algorithm_without_a_value_gets_an_example_and_tabs_are_shown_as_spaces(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("[train]\nlr = 1\n[algorithm]\n\tlocal = {}\n\tfedavg\n")
+    with pytest.raises(InputError, match=r"an algorithm with its defaults is `fedavg = \{\}`\.") as caught:
+        files.read_toml(tmp_path / "a.toml")
+    assert str(caught.value).endswith("  >    5 |     fedavg")
+    assert "\t" not in str(caught.value)
 
 
 def test_a_table_that_is_in_the_file_twice_is_noticed(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ LAYERS = [
     ["fedloom", "errors", "faults", "machine"],
     [
         *("files", "keys", "tree", "record", "discovery", "user_code", "environment_reads", "code_values"),
-        *("former_keys", "field_words"),
+        *("syntax_hash", "former_keys", "field_words"),
     ],
     ["unread_fields", "training.generators"],
     [
@@ -29,6 +29,7 @@ LAYERS = [
         "training.masking",
         "metrics",
         "score_metrics",
+        "training.hidden_layers",
         "training.keras_module",
         "training.modules",
         "training.python_state",

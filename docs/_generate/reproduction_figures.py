@@ -80,15 +80,31 @@ def curves(folder: Path) -> Figure:
     return figure
 
 
+def figure2(folder: Path) -> Figure:
+    """Draw the stored curves of Figure 2, and the rounds in which the published ones reach 99 %."""
+    found = {one["row"]: one for one in _stored(folder, "mcmahan-figure2", "")}
+    with styled():
+        figure = new_figure(8.2, 5.6)
+        panels = figure.subplots(2, 1, sharex=True)
+        for axes, begin, title in zip(panels, ("iid, ", "non-iid, "), ("IID", "Two shards a client"), strict=True):
+            lines = {name.removeprefix(begin): one for name, one in found.items() if name.startswith(begin)}
+            ordered = dict(sorted(lines.items(), key=lambda one: [int(part[2:]) for part in one[0].split(", ")]))
+            _panel(axes, title, ordered, "mcmahan-figure2", 0.99, 0.96)
+            axes.set(xlim=(0, 300), ylim=(0.96, 0.997))
+        panels[0].set_xlabel("")
+    return figure
+
+
 def _panel(axes: Axes, title: str, lines: Mapping[str, Record], name: str, target: float, low: float) -> None:
-    told = {row.name: row.published for row in published.load(name).row}
+    reproduction = published.load(name)
+    told = {row.name: row.numbers(reproduction.measure[0]) for row in reproduction.row}
     for number, (label, record) in enumerate(lines.items()):
         style = line_style(number)
         for place, (rounds, values) in enumerate(record["curves"]):
             axes.plot(rounds, monotone(np.array(values), True), **style, linewidth=1.1, label="" if place else label)
         for source, (marker, inside) in SOURCES.items():
             if isinstance(told[record["row"]].get(source), float):
-                edge = style["color"] if name == "mcmahan-table2" else "#222222"
+                edge = "#222222" if name == "mcmahan-table1-2nn" else style["color"]
                 face = inside if inside == "white" else edge
                 axes.plot(told[record["row"]][source], target, marker, color=edge, markerfacecolor=face, markersize=6)
     axes.axhline(target, color=FAINT, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0)

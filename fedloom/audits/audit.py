@@ -20,7 +20,7 @@ from fedloom.experiment.description import differences, identity
 from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
-from fedloom.experiment.run_folder import check_same_data
+from fedloom.experiment.run_folder import check_same_data, comparable
 from fedloom.experiment.store import Store
 from fedloom.files import write_atomically
 from fedloom.privacy.dp.client_level import ClientLevel
@@ -40,7 +40,7 @@ def audit(
 ) -> dict[str, Any]:
     """Run the audits with these names, or all, and return what `audit.json` now holds; some may not apply.
 
-    `run` is the command that makes the run, for a message if there is none.
+    Raise `InputError` if none could be done. `run` is the command that makes the run, for a message if there is none.
     """
     known: dict[str, Callable[[Experiment, Plan, Path, Tell], Any]] = {
         "epsilon": partial(_epsilon, canaries),
@@ -58,20 +58,21 @@ def audit(
     wanted = [name for name in known if name in only or not only]
     refused: dict[str, str] = {}
     progress.expect(1, 1)  # each audit has a bar of its own
-    for name in wanted:
+    for number, name in enumerate(wanted):
         try:
             if name != "membership" and plan.compress != NO_COMPRESSION:
                 raise InputError(f"The {name} audit attacks updates as they are. Leave out [compress] for it.")
             found[name] = known[name](experiment, plan, folder, _telling(name, progress))
         except (InputError, StoreError) as why:
             refused[name] = str(why)
-            if only and len(refused) == len(wanted):
+            if len(refused) == len(wanted):
                 raise InputError("\n".join(f"No audit of {one}: {said}" for one, said in refused.items())) from why
             if "left_out" in found.get(name, {"left_out": ""}):  # what was found before stays
                 found[name] = {"left_out": str(why)}
         progress.end(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(found, indent=1).encode())
+        if len(refused) <= number:  # otherwise nothing was found yet
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, json.dumps(found, indent=1).encode())
     return found
 
 
@@ -81,7 +82,8 @@ def _check_same_experiment(folder: Path, plan: Plan) -> None:
         return
     with open_store(folder) as store:
         known = store.fact("description")
-    changed = differences(known, json.loads(json.dumps(plan.description(), default=str))) if known else []
+    described = json.loads(json.dumps(plan.description(), default=str))
+    changed = differences(comparable(known, described, plan), described) if known else []
     if changed:
         listed = "\n  ".join(changed)
         raise InputError(

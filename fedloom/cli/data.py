@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.cli.shared import Changes, File, Force, check_new, command, console, load, parse_changes, say
+from fedloom.cli.shared import (
+    AsJson,
+    Changes,
+    File,
+    Force,
+    check_new,
+    command,
+    console,
+    load,
+    parse_changes,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from fedloom.experiment.experiment_file import Experiment
@@ -17,7 +29,7 @@ app = typer.Typer(no_args_is_help=True, help="Describe, export and download data
 
 
 @command(app)
-def describe(file: File, changes: Changes = None, picture: Path | None = None) -> None:
+def describe(file: File, changes: Changes = None, picture: Path | None = None, as_json: AsJson = False) -> None:
     """Show the examples and labels of each client as a table and a picture, and with [system] the fleet.
 
     file: An experiment file, or the file of a site.
@@ -27,16 +39,25 @@ def describe(file: File, changes: Changes = None, picture: Path | None = None) -
     from fedloom.experiment.plan import Plan
 
     experiment = _load(file, changes)
-    plan, seed = Plan.of(experiment, at_site=_is_site(file)), experiment.seeds[0]
+    at_site, seed = _is_site(file), experiment.seeds[0]
+    plan = Plan.of(experiment, at_site=at_site)
     federation = plan.federation(seed)
-    console(80).print(describe.table(describe.describe(federation, plan.in_seed(seed))))
+    description = describe.describe(federation, plan.in_seed(seed), at_site)
+    path = picture or Path(f"{file.stem}-data.png")
+    if as_json:
+        drawn = {"seed": seed} if plan.draws_clients else {}
+        figure.plot(federation, path)
+        print_json({**description.message(), **drawn, "picture": str(path)})
+        return
+    console(80).print(describe.table(description))
+    if (missing := describe.missing_table(description)) is not None:
+        console(80).print(missing)
     if plan.draws_clients:
         print(f"These are the clients of seed {seed}: every seed draws its own.")
     if experiment.system is not None:
         from fedloom.clock.describe import table
 
         console(80).print(table(experiment.system, federation, experiment.seeds[0], experiment.base))
-    path = picture or Path(f"{file.stem}-data.png")
     figure.plot(federation, path)
     print(f"Picture: {path}")
 
@@ -123,7 +144,7 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")], for
     if summary.classes:
         print(f"  {', '.join(summary.label)}: {', '.join(summary.classes)}")
     print("It holds the names above, and for each feature how many training rows know it, its mean and its variance.")
-    for doubt in suspicions(federation):
+    for doubt in suspicions(federation, at_site=True):
         say(f"Caution: {doubt}")
 
 
@@ -143,8 +164,9 @@ def agree(
 
     files: What `fedloom data summarize` wrote at each site.
     to: The JSON file to write. Every site names it: [data] preprocessing = "FILE".
+    force: Overwrite what exists, and write a file even if sites probably have other units.
     """
-    from fedloom.data.agreement import Summary, agree, doubts
+    from fedloom.data.agreement import Summary, agree, doubts, other_units
     from fedloom.errors import InputError
 
     if to.exists() and not force:
@@ -156,6 +178,12 @@ def agree(
     if len(summaries) < len(files):
         raise InputError(f"Two files are of the same site, or have the same name: {', '.join(map(str, files))}.")
     agreed = agree(summaries)
+    if not force and (units := list(other_units(summaries, agreed))):
+        listed = "\n  ".join(units)
+        raise InputError(
+            f"Sites probably have other units, which would spoil the scale for all of them:\n  {listed}\nNothing was "
+            "written. Correct it there and summarize again or, if the values are right, write the file with --force."
+        )
     agreed.write(to)
     for column in agreed.columns:
         print(f"{column.name}: {', '.join(column.categories) or 'numbers'}")

@@ -177,16 +177,16 @@ def _status_lines(found: dict[str, Any], named: bool) -> Iterator[str]:
             yield f"awaited: {awaited} ({clients}{left})"
     else:
         states = ", ".join(f"{count} {state}" for state, count in agents.items() if count)
-        yield f"agents: {states or 'none'}; {clients} awaited{left}"
+        yield f"agents, by their last messages: {states or 'none'}; {clients} awaited{left}"
     yield f"answers since the coordinator started: {found['accepted']} accepted, {found['rejected']} rejected"
     for one in agents if named else ():
         why = f" ({one['why']})" if one["why"] else ""
-        seen = f"seen {one['seconds_since_seen']:.0f} s ago"
+        seen = f"heard from {one['seconds_since_seen']:.0f} s ago"
         yield f"{one['name']:<24} {one['state']:<8} {one['clients']:>4} client(s)  {one['doing']:<40} {seen}{why}"
-    if named and any(one["state"] in ("silent", "gone") for one in agents):
+    if named and agents:
         yield (
-            f"silent: not heard from for {found['silent_after']:.0f} s; gone: for {found['gone_after']:.0f} s, and "
-            "rounds that have enough answers do not wait for it."
+            f"A state is what an agent last said. Not heard from for {found['silent_after']:.0f} s, it is silent; for "
+            f"{found['gone_after']:.0f} s, gone, and rounds that have enough answers do not wait for it."
         )
     if not named:
         yield "Add --token-file RUN/network/operator.token (on the coordinator's machine) to see names and stages."

@@ -63,8 +63,9 @@ def check(
     verbose: Show every key with its value, and the whole traceback of an error.
     """
     from fedloom.algorithms import LocalOnly, Pooled
-    from fedloom.experiment.experiment_file import NO_DATA
+    from fedloom.experiment.experiment_file import NO_DATA, read_toml
     from fedloom.experiment.plan import Plan, check_agreed, check_served
+    from fedloom.experiment.run_folder import holds_another
     from fedloom.files import toml_file
     from fedloom.privacy.protection import check_plan
     from fedloom.privacy.words import doubts, has, lacks, outside, unmeasured
@@ -97,7 +98,7 @@ def check(
         without = "With [data] server = 1.0" if experiment.has_data else "Without a source in [data]"
         why = NO_DATA.replace("Without [data]", without) if "data" in values else NO_DATA
         note = f"{parameters:,} parameters. {why}"
-        cautions = [*doubts(private), *unmeasured(private, experiment.has_data)]
+        cautions = [*doubts(private, cohort=experiment.cohort.count), *unmeasured(private, experiment.has_data)]
         costs, notes, cohort, clients = (
             None,
             [*(f"Caution: {text}" for text in cautions), note],
@@ -105,21 +106,36 @@ def check(
             None,
         )
     else:
-        found = estimate(experiment)
+        found, folder = estimate(experiment), Path("runs") / str(experiment.name)
         costs, notes, clients, cohort = found.json(), found.lines(), found.clients, found.cohort
         cautions, note = [*found.cautions], None
+        if holds_another(folder, Plan.of(experiment)):
+            cautions.append(
+                f"{folder} holds another experiment, so `fedloom run` will refuse it: use --fresh, or --out for "
+                "another folder."
+            )
+            notes.append(f"Caution: {cautions[-1]}")
     by_chance = experiment.cohort.sampling == "poisson" or cohort is None or cohort == clients
     said = [*has(private, cohort, by_chance), *outside(private, experiment.resolved()["data"], at_sites)]
     sends = any(not isinstance(one, (LocalOnly, Pooled)) for one in experiment.algorithm.values())
     privacy = {"has": said, "lacks": [*lacks(experiment.privacy, sends)]}
+    set_here = any(change.startswith("algorithm") for change in changes or [])
+    assumed = [] if set_here or read_toml(file).get("algorithm") else ["There is no [algorithm]: fedavg is assumed."]
     lines = [
         f"# {file} is valid.",
-        *(f"# {line}" for line in [*notes, *privacy["has"], *privacy["lacks"]]),
+        *(f"# {line}" for line in [*assumed, *notes, *privacy["has"], *privacy["lacks"]]),
         "# Every key:" if verbose else "# The keys that are not at their defaults (-v shows all):",
         "",
         toml_file(shown),
     ]
-    content = {"experiment": values, "estimate": costs, "note": note, "cautions": cautions, "privacy": privacy}
+    content = {
+        "experiment": values,
+        "estimate": costs,
+        "note": note,
+        "cautions": cautions,
+        "privacy": privacy,
+        "assumed": assumed,
+    }
     print_result(as_json, content, lines)
 
 

@@ -124,12 +124,12 @@ def compare(
     out: Path | None = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare the algorithms of several runs on the same data: tables, curves and differences.
+    """Compare the algorithms of one run, or of several on the same data: tables, curves and differences.
 
-    folders: Two folders of runs, or more.
+    folders: Folders of runs. Of one run, --metric compares its algorithms by another metric than the first.
     baseline: Show only differences to this algorithm: with fewer pairs, intervals are narrower.
     only: Compare only these algorithms; * matches anything. Repeatable.
-    out: The folder for tables and figures (default: runs/compare-NAME-NAME…).
+    out: The folder for tables and figures (default: runs/compare-NAME…, with the metric if you chose one).
     """
     from fedloom.results import compared_runs, figures, tables
     from fedloom.results.report import result_in_words
@@ -144,6 +144,9 @@ def compare(
     made = [*tables.overview(run), *tables.comparison(run), *tables.paired_differences(run, base)]
     differs, cautions = compared_runs.what_differs(run), list(compared_runs.cautions(run))
     to = out or Path("runs") / "-".join(["compare", *(folder.resolve().name for folder in folders)])[:120]
+    if out is None and metric is not None:
+        to = to.with_name(f"{to.name}-{metric}")
+    replaced = any((to / f"{one.name}.csv").exists() for one in made)
     write_tables(made, to)
     written = figures.write(figures.draw_comparison(run), to)
     if as_json:
@@ -152,13 +155,17 @@ def compare(
         told = {"differ": differs, "cautions": cautions}
         write = print_json({"folder": str(to), "runs": list(map(str, folders)), **told, "tables": content})
     else:
-        for line in [*result_in_words(run, pairs=base is None), *(f"Caution: {text}" for text in cautions), *differs]:
+        for line in [*result_in_words(run, base), *(f"Caution: {text}" for text in cautions), *differs]:
             print(visible_lines(line))
         write = print
         pairs = tables.paired_differences(run, base, explain=False)  # the saved tables say how to read them
         for one in [*made[:1], *(one for one in pairs if one.name == "differences")]:
             print_rows(one)
     write(f"Tables: {to}")
+    if replaced:
+        write(
+            "They replace those of an earlier comparison, and so do the pictures. To keep both, name a folder: --out."
+        )
     for path in (path for path in written if path.suffix == ".png"):
         write(f"Picture: {path}")
 

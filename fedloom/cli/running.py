@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,6 +73,7 @@ def demo(
     out: Path = Path("runs/demo"),
     live: bool = False,
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8600,
+    no_browser: bool = False,
     fresh: Fresh = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -82,6 +83,7 @@ def demo(
     out: The run's folder.
     live: Show it on a page while it happens, with the models of all data holders; Ctrl-C ends the page.
     port: The port of the page; 0 takes a free one.
+    no_browser: Do not open a browser.
     """
     file = Path(__file__).parents[1] / "experiment" / "templates" / "demo.toml"
     if not live:
@@ -91,10 +93,11 @@ def demo(
         return
     from fedloom.cli.watching import opened
 
-    with opened(out, "127.0.0.1", port, browser=True):
+    with opened(out, "127.0.0.1", port, browser=not no_browser):
         _run(load(file, ["run.checkpoint_every=1"]), out, as_json, quiet, report=True, fresh=fresh)
         shared.say("The page stays open. Ctrl-C ends it.")
-        threading.Event().wait()
+        with suppress(KeyboardInterrupt):  # nothing is left to continue
+            threading.Event().wait()
 
 
 def _run(experiment: Experiment, out: Path | None, as_json: bool, quiet: bool, report: bool, **how: Any) -> None:

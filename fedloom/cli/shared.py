@@ -299,6 +299,7 @@ def print_rows(table: Any, most: int = 30) -> Callable[[str], None]:
 def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: bool = False) -> Callable[[str], None]:
     """Print a run's numbers; return how to print what follows them."""
     from fedloom.results.clients_of_seeds import about_data
+    from fedloom.results.disclosure import epsilons
     from fedloom.results.report_warnings import on_screen
     from fedloom.results.run_data import RunData
     from fedloom.results.summary import table
@@ -308,7 +309,7 @@ def print_summary(result: Any, as_json: bool, metric: str | None = None, quiet: 
     if as_json:  # otherwise they were shown when the run began, with -q in the log
         cautions += about_data(run)
     if as_json:
-        return print_json({**result.json(), "cautions": cautions}, quiet=quiet)
+        return print_json({**result.json(), "cautions": cautions, **epsilons(run)}, quiet=quiet)
     shown, caption, made.caption = console(100), made.caption, None
     shown.print(made)
     if caption:

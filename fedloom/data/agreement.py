@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.data.categories import misspelt, spelt_differently
 from fedloom.data.class_names import labels_spelt_differently
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import moments
-from fedloom.data.plausibility import Moment, spelt_differently, units_of_sites
+from fedloom.data.plausibility import Moment, units_of_sites
 from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first
 from fedloom.errors import InputError, nearest, respelt
 
@@ -29,6 +30,7 @@ class Summary(JsonFile):
     """What a site tells about its table."""
 
     what = "a summary of `fedloom data summarize`"
+    if_any = ("optional",)
 
     site: str = ""
     """The site's name, if its file has one."""
@@ -111,6 +113,7 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
         optional=tuple(name for name in names if any(name in one.optional for one in summaries.values())),
         marks=first.marks,
         missing=any(math.isnan(value) for value in first.marks.values()),
+        untrained=_untrained(columns, summaries.values()),
         shape=(len(together),),
         mean=tuple(mean for _, mean, _ in together),
         std=_deviations(together),
@@ -140,11 +143,21 @@ def doubts(summaries: Mapping[str, Summary], agreed: Preprocessing, for_everybod
     """
     yield from spelt_differently(agreed.columns)
     yield from labels_spelt_differently(agreed.label, agreed.classes)
+    if not for_everybody:
+        for column in agreed.columns:
+            if column.categories and not column.embedded:
+                yield from misspelt(column, {site: _rows(one, column) for site, one in summaries.items()})
+    yield from other_units(summaries, agreed, for_everybody)
     for column in agreed.columns:
         empty = [site for site, one in summaries.items() if not _known(one, column, column.features[0])[0]]
         if empty and len(empty) < len(summaries):
             where = "some sites" if for_everybody else ", ".join(empty)
             yield f"{column.name} is empty in all training rows of {where}: the model gets the mean there."
+
+
+def other_units(summaries: Mapping[str, Summary], agreed: Preprocessing, for_everybody: bool = False) -> Iterator[str]:
+    """Yield a sentence about each column that sites probably have in different units."""
+    for column in agreed.columns:
         if not column.categories:
             of_sites = {site: one.features[column.name] for site, one in summaries.items()}
             units = list(units_of_sites(column.name, of_sites))
@@ -257,6 +270,22 @@ def _known(summary: Summary, column: Column, feature: str) -> Moment:
         return summary.features[feature]
     here = summary.column(column.name)
     return summary.features[column.name] if here is None else (summary.features[here.features[0]][0], 0.0, 0.0)
+
+
+def _rows(summary: Summary, column: Column) -> list[int]:
+    """Return how many training rows of a site have each category of a column with a feature for each."""
+    moments = [_known(summary, column, feature) for feature in column.features]
+    return [round(count * mean) for count, mean, _ in moments]
+
+
+def _untrained(columns: Sequence[Column], summaries: Iterable[Summary]) -> dict[str, tuple[str, ...]]:
+    """Return the categories that no training row of any site has, by column; the mean of a code does not tell."""
+    found = {}
+    for column in (one for one in columns if one.categories and not one.embedded):
+        rows = np.sum([_rows(one, column) for one in summaries], axis=0)
+        if never := tuple(name for name, count in zip(column.categories, rows, strict=True) if not count):
+            found[column.name] = never
+    return found
 
 
 def _together(parts: Sequence[Moment]) -> Moment:

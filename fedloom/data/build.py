@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from fedloom import keys
 from fedloom.data import partition as partitions
+from fedloom.data.categories import with_doubts
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import normalized, scaled_target
 from fedloom.data.preprocessing import Preprocessing, numbers_first
@@ -67,7 +69,10 @@ def federate(
             '[data] preprocessing = "agreed.json" at each site.'
         )
     federation = divided(dataset, partition=partition, clients=clients, split=split, seed=seed, server=server)
+    federation = replace(federation, gaps=_gaps(federation) if dataset.missing else None)
+    federation = with_doubts(federation) if agreed is None else federation
     federation = scaled_target(federation, agreed) if scale_target else federation
+    federation = replace(federation, agreed=agreed)
     return federation if normalize == "none" else normalized(federation, normalize, dataset.missing, agreed)
 
 
@@ -116,6 +121,16 @@ def divided(
         cautions=(*dataset.cautions, *_replaced_clients(dataset, names is not None)),
         largest_group=_largest_group(dataset, kept, owner),
     )
+
+
+def _gaps(federation: Federation) -> Rows | None:
+    """Return how many values of each column each client lacks: clients × columns; None if rows are of no table."""
+    columns, x = federation.preprocessing.columns, federation.x
+    if not columns or x.dim() != 2 or not x.is_floating_point():
+        return None
+    firsts = np.cumsum([0, *(len(column.features) for column in columns)])[:-1]  # a missing category lacks all of them
+    starts = federation.offsets[:-1]
+    return np.stack([np.add.reduceat(x[:, first].isnan().numpy().astype(np.int64), starts) for first in firsts], 1)
 
 
 def _replaced_clients(dataset: Dataset, natural: bool) -> Iterator[str]:

@@ -254,7 +254,8 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
     """Say what to do about a cell that is not a number, in a column that may name the clients of rows."""
     drop = f'drop = ["{column}"]'
     if not cell:
-        return f'Set fill = "mean", "zero" or a number, or drop the column: {drop}.'
+        fill = 'Set fill = "mean", "zero" or a number ("mean" also needs normalize = "federated")'
+        return f"{fill}, or drop the column: {drop}."
     if DATE.fullmatch(cell):
         return (
             "It looks like a date, and models take numbers. Replace the column by what the date means, such as an age "

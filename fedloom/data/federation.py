@@ -63,6 +63,8 @@ class Federation:
     split_sizes: NDArray[np.int64] | None = None  # clients × splits, if the data says the splits; rows are in order
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     cautions: tuple[str, ...] = ()  # as in `Dataset`
+    agreed: Preprocessing | None = None  # what several sites agreed on, if the data is prepared by it
+    gaps: NDArray[np.int64] | None = None  # clients × columns of a table: missing values before they were filled
     largest_group: int | None = None  # the most examples of a client that belong together, such as one patient's
 
     @property

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedloom.data.class_names import are_dates, compact_dates, labels_spelt_differently, same_meaning
-from fedloom.data.csv_text import DATE, finite_number
+from fedloom.data.categories import NO_LABEL, gaps_as_categories, spelt_differently
+from fedloom.data.class_names import are_dates, compact_dates, known_to_one_client, labels_spelt_differently
 from fedloom.data.federation import Federation
-from fedloom.data.preprocessing import Column, Preprocessing
+from fedloom.data.preprocessing import Preprocessing
+from fedloom.data.stale_agreement import stale
 from fedloom.files import toml_text
 
 Numbers = NDArray[np.float64]
 Moment = tuple[float, float, float]  # how many values are known, their mean, and their variance
 MOST = 10_000  # rows that are looked at
+MOST_NUMBERS = 20_000_000  # of a table that is compared with what sites agreed on: all of it, if possible
 MOST_COMPARED = 50_000  # neighbouring rows that are compared with each other: every second row may be a copy
 WIDEST = 300  # features; a wider table is not looked at
 FEWEST = 30  # with fewer rows, anything may be chance
@@ -31,18 +32,20 @@ FEWEST_KNOWN = 10  # values of a client, to compare it with others
 FAR = 10.0  # standard deviations: whatever the distribution, at most 1 % of it is farther from the mean
 SLACK = 1e-3  # standard deviations, for rounding
 COPIES = 0.05  # a share of repeated rows
+FEW_COPIES = 3  # rows, where hardly any would repeat by chance
+HARDLY_ANY = 0.1  # of such rows
 CHANCE = 5.0  # times as many rows repeat as would by chance
 NAMED_DISTINCT = 0.3  # a share of different numbers in a column that is called patient or id: ages repeat more often
-MANY_CATEGORIES = 20  # with fewer, a category with one row may be an honest rare one
 RELATED = 0.9  # a correlation of features that say nearly the same
 MARKS = tuple(sign * number for number in (99.0, 999.0, 9999.0, 99999.0) for sign in (-1, 1))  # of missing values
-NO_LABEL = ("na", "n/a", "#n/a", "nan", "null", "missing", "?")
+OTHER_UNIT_THERE = "is it in another unit there"  # in a sentence about each such feature
 
 
-def suspicions(federation: Federation, where: str = "") -> Iterator[str]:
+def suspicions(federation: Federation, where: str = "", at_site: bool = False) -> Iterator[str]:
     """Yield a sentence about each thing that is probably a mistake. On a network there is no data here to look at.
 
-    Sentences about single clients add `where`, such as " in seed 1".
+    Sentences about single clients add `where`, such as " in seed 1". `at_site`, these are the clients of one site
+    among others, all of which agreed on preprocessing.
     """
     if len(federation.classes) == 1 and len(federation.y):
         yield f"The label has one class only ({federation.classes[0]}): from this data alone there is nothing to learn."
@@ -56,8 +59,9 @@ def suspicions(federation: Federation, where: str = "") -> Iterator[str]:
     yield from federation.cautions
     columns = federation.preprocessing.columns
     yield from spelt_differently(columns)
-    yield from _gaps_as_categories(columns)
+    yield from gaps_as_categories(columns)
     yield from labels_spelt_differently(federation.preprocessing.label, federation.classes)
+    yield from known_to_one_client(federation)
     numeric = [not column.categories for column in columns for _ in column.features]
     if not any(numeric) or federation.x.dim() != 2 or len(federation.x) < FEWEST or len(numeric) > WIDEST:
         return
@@ -65,41 +69,26 @@ def suspicions(federation: Federation, where: str = "") -> Iterator[str]:
     owner = np.searchsorted(federation.offsets, rows, side="right") - 1
     (values, known), y = _as_measured(federation, rows, owner), federation.y[rows].double().numpy()
     yield from _never_measured(federation, where)
+    explained = set()  # features that are in another unit, or seem to be
     for place in np.flatnonzero(numeric).tolist():
         name, one = federation.features[place], values[:, place]
         yield from _never_varies(name, one, name in federation.preprocessing.optional)
         yield from _dates(name, one)
         yield from _numbers_rows(name, one, len(federation.x))
         yield from marks_gaps(name, one)
-        yield from _unit_of_clients(federation, name, one, owner, known[:, place], where)
-        yield from _unit_of_site(federation.preprocessing, name, place, one[known[:, place]])
+        units = [*_unit_of_clients(federation, name, one, owner, known[:, place], where)]
+        if not units and (at_site or federation.clients == 1):
+            units = [*_unit_of_site(federation.preprocessing, name, place, one[known[:, place]])]
+        explained |= {name} if units else set()
+        yield from units
+    if federation.agreed is not None and not at_site:
+        rows = np.arange(0, len(federation.x), federation.x.numel() // MOST_NUMBERS + 1)
+        owner = np.searchsorted(federation.offsets, rows, side="right") - 1
+        yield from stale(federation, rows, *_as_measured(federation, rows, owner), explained)
     for place, name in enumerate(federation.features):
         yield from _gives_away(name, values[:, place], y, len(federation.classes))
     some = slice(MOST_COMPARED)
     yield from _copies(np.column_stack([federation.x[some].nan_to_num(np.inf), federation.y[some]]))
-
-
-def spelt_differently(columns: Iterable[Column]) -> Iterator[str]:
-    """Yield a sentence for each column with categories that probably mean the same."""
-    for column in columns:
-        if groups := same_meaning(column.categories):
-            shown = "; ".join(", ".join(group) for group in groups[:5])
-            apart = "have separate embeddings" if column.embedded else "are separate features"
-            yield (
-                f"{column.name} has categories that may mean the same and {apart}: {shown}. If so, spell "
-                "them alike in all files."
-            )
-
-
-def _gaps_as_categories(columns: Iterable[Column]) -> Iterator[str]:
-    """Yield a sentence for each column with a category that probably means a missing value."""
-    for column in columns:
-        if absent := [name for name in column.categories if name.strip().casefold() in NO_LABEL]:
-            marks = ", ".join(f'"{name}" = nan' for name in absent)
-            yield (
-                f"{column.name} has the category {', '.join(absent)}, which models learn from. If it means that the "
-                f"value is missing, set missing = {{ {marks} }} in [data]."
-            )
 
 
 def _as_measured(
@@ -204,24 +193,6 @@ def identifies(name: str, values: Numbers, is_named: bool, may_group: bool) -> I
         )
 
 
-def rare_categories(name: str, cells: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence about a column with hundreds of categories from which nothing can be learnt, such as dates."""
-    counts = Counter(cell for cell in cells if cell)
-    numbers = [number for cell in counts if (number := finite_number(cell)) is not None]
-    if len(numbers) == len(counts) >= MANY_CATEGORIES and not all(number.is_integer() for number in numbers):
-        yield f"{name} has {len(counts):,} categories, all numbers: take it out of categorical to use it as a number."
-        return  # whole numbers may be codes
-    single = sum(count == 1 for count in counts.values())
-    dates = sum(DATE.fullmatch(cell) is not None for cell in counts)
-    if len(counts) < MANY_CATEGORIES or 2 * max(single, dates) <= len(counts):
-        return
-    what = "which look like dates" if 2 * dates > len(counts) else f"and {single:,} of them have one row"
-    advice = (
-        "use what the dates mean, such as an age or a season" if 2 * dates > len(counts) else "use fewer categories"
-    )
-    yield f'{name} has {len(counts):,} categories, {what}: leave it out with drop = ["{name}"], or {advice}.'
-
-
 def marks_gaps(name: str, one: Numbers) -> Iterator[str]:
     """Yield a sentence about a number such as -999 that stands for a missing value: it is far from all others."""
     for mark in MARKS:
@@ -285,7 +256,7 @@ def _other_unit(
     if len(typical) < 2:
         return
     numbers = np.array(list(typical.values()))
-    doubt = "is it in another unit there, or do numbers such as -999 stand for missing values?"
+    doubt = f"{OTHER_UNIT_THERE}, or do numbers such as -999 stand for missing values?"
     for place, client in enumerate(typical):
         (centre, *sizes), others = numbers[place], np.delete(numbers, place, axis=0)
         ratio = np.log(sizes / others[:, 1:])  # to every other client: of size and of spread
@@ -329,7 +300,8 @@ def _gives_away(name: str, one: Numbers, y: Numbers, classes: int) -> Iterator[s
 def _copies(rows: Numbers) -> Iterator[str]:
     """Repeated rows, if they repeat more often than the values of single columns let expect."""
     copies = len(rows) - len(np.unique(rows, axis=0))
-    if copies > COPIES * len(rows) and copies > CHANCE * _repeated_by_chance(rows):
+    by_chance = _repeated_by_chance(rows) if copies >= FEW_COPIES else np.inf
+    if copies > CHANCE * by_chance and (copies > COPIES * len(rows) or by_chance < HARDLY_ANY):
         seen = f"{copies:,} of {len(rows):,} rows repeat another one"
         yield f"{seen}. Where one is for training and its copy for a test, results look better than they are."
 

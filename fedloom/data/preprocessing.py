@@ -60,7 +60,7 @@ class Column(Record):
                 shown = ", ".join(self.categories[:12]) + (", …" if len(places) > 12 else "")
                 raise InputError(
                     f"{where(at)} has {cell!r} in column '{self.name}', whose categories are {shown}."
-                    f"{_same_answer(cell, self.categories) or nearest(cell, self.categories)}{self._if_missing(marks)}"
+                    f"{_same_answer(cell, self.categories) or nearest(cell, self.categories)}{self.if_missing(marks)}"
                 )
             if place is None and self.embedded:
                 raise InputError(
@@ -71,7 +71,7 @@ class Column(Record):
             rows.append(table[place] if place is not None else np.full_like(table[0], meant))
         return np.stack(rows)
 
-    def _if_missing(self, marks: Mapping[str, float]) -> str:
+    def if_missing(self, marks: Mapping[str, float]) -> str:
         """Say how to write a missing category: a text such as NA may stand for one."""
         how = "leave the cell empty" if "" in marks else _as_missing(marks)
         return f" If the value is missing, {how}." if how and not self.embedded else ""
@@ -106,6 +106,7 @@ class JsonFile(Record):
     """A record that is kept in a JSON file."""
 
     what: ClassVar[str]  # in messages
+    if_any: ClassVar[tuple[str, ...]] = ()  # keys that earlier versions do not know: written only if they say something
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -117,7 +118,11 @@ class JsonFile(Record):
 
     def write(self, path: Path) -> None:
         """Write a JSON file. Numbers that JSON lacks are texts in it: "nan" and "inf"."""
-        path.write_text(json.dumps(_plain(self.model_dump()), indent=1, ensure_ascii=False), encoding="utf-8")
+        values = _plain(self.model_dump())
+        for name in self.if_any:
+            if not values[name]:
+                del values[name]
+        path.write_text(json.dumps(values, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:
@@ -132,6 +137,7 @@ class Preprocessing(JsonFile):
     """What turns a new example into a model's input, and the model's output into an answer."""
 
     what = "preprocessing"
+    if_any = ("optional", "untrained", "doubts", "convert")
 
     columns: tuple[Column, ...] = ()
     """The columns of a table that are features, in order; none if examples are not rows of a table."""
@@ -141,6 +147,8 @@ class Preprocessing(JsonFile):
     """Cells that stand for a number, or for a missing value (nan)."""
     missing: bool = False
     """Whether examples may have missing values (nan), which become the mean."""
+    untrained: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Categories that no training row had, by column: a model has learnt nothing about them."""
     shape: tuple[int, ...] = ()
     """The shape of an example."""
     scale: float = 1.0
@@ -163,6 +171,8 @@ class Preprocessing(JsonFile):
     """The mean and standard deviation by which numeric labels are scaled."""
     doubts: tuple[str, ...] = ()
     """What was probably a mistake in the summaries that sites agreed with: the card of a model says it."""
+    convert: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """The factors that columns were multiplied by when they were read, by client; those of all rows have no name."""
     words: int | None = None
     """The number of words in an example, if examples are texts; the classes are then the vocabulary."""
     symbols: bool = True
@@ -191,6 +201,18 @@ class Preprocessing(JsonFile):
             self.replace(mean=(), std=(), target=None),
         )
         return next((part for part in parts if part.sha256 == sha256), None)
+
+    @property
+    def units(self) -> list[str]:
+        """What somebody who predicts must know about units: a sentence for each column that was multiplied."""
+        said = []
+        for column, factors in self.convert.items():
+            parts = (f"by {factor:g} {f'at {name}' if name else 'in all rows'}" for name, factor in factors.items())
+            follows = "the model takes the unit that this gave, and nothing multiplies new values"
+            if column in self.label:
+                follows = "predictions are in the unit that this gave"
+            said.append(f"{column} was multiplied when the training data was read ({', '.join(parts)}): {follows}.")
+        return said
 
     @property
     def untouched(self) -> list[int]:
@@ -226,10 +248,23 @@ class Preprocessing(JsonFile):
             cells = table[column.name]
             if column.categories:
                 texts = [as_number(cell.strip(), comma_is_decimal) for cell in cells]
+                self._check_trained(column, texts, where)
                 parts.append(column.codes(texts, where, self.marks))
             else:
                 parts.append(numbers(cells, column.name, where, self.marks, comma_is_decimal, advice)[:, None])
         return torch.from_numpy(np.concatenate(parts, axis=1))
+
+    def _check_trained(self, column: Column, cells: Sequence[str], where: Where) -> None:
+        """Refuse a category that only rows of validation and test splits had."""
+        never = self.untrained.get(column.name, ())
+        for at, cell in enumerate(cells) if never else ():
+            if category(cell) in never:
+                known = [one for one in column.categories if one not in never]
+                raise InputError(
+                    f"{where(at)} has {cell!r} in column '{column.name}', which no training row had, so the model has "
+                    f"learnt nothing about it. It knows {', '.join(known[:12])}{', …' if len(known) > 12 else ''}."
+                    f"{nearest(cell, known)}{column.if_missing(self.marks)}"
+                )
 
     def marked(self, x: Tensor) -> Tensor:
         """Return features that were never text with what their numbers stand for, such as nan for -999."""

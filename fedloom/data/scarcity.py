@@ -57,16 +57,17 @@ def in_numbers(federation: Federation) -> dict[str, Any]:
     }
 
 
-def labels_of_clients(federation: Federation) -> tuple[Numbers, NDArray[np.float64]]:
-    """Return the number of labels of each client, and the share of its most common label."""
+def labels_of_clients(federation: Federation) -> tuple[Numbers, NDArray[np.float64], Numbers]:
+    """Return the number of labels of each client, the share of its most common label, and which class that is."""
     sizes, classes = np.diff(federation.offsets), len(federation.classes)
     if classes == 0:
-        return np.zeros(len(sizes), dtype=np.int64), np.full(len(sizes), np.nan)
+        return np.zeros(len(sizes), dtype=np.int64), np.full(len(sizes), np.nan), np.full(len(sizes), -1)
     # only pairs that occur are counted: a table of clients × classes may not fit into memory
     pairs, counts = np.unique(client_and_label(federation), return_counts=True)
     labels = np.bincount(pairs // classes, minlength=len(sizes))
-    most = np.maximum.reduceat(counts, np.concatenate([[0], np.cumsum(labels)[:-1]]))
-    return labels, most / sizes
+    starts = np.concatenate([[0], np.cumsum(labels)[:-1]])
+    first = np.lexsort((-counts, pairs // classes))[starts]  # of a tie, the first class
+    return labels, counts[first] / sizes, pairs[first] % classes
 
 
 def client_and_label(federation: Federation) -> Numbers:

@@ -19,7 +19,7 @@ from fedloom.errors import FRESH, FedloomError, InputError, QuorumError, StoreEr
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.plan import Plan, check_target
-from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, ON_ALL_TESTS, TOOK_PART, Progress
+from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, ON_ALL_TESTS, ON_SERVER, TOOK_PART, Progress
 from fedloom.experiment.run_folder import check_same_data, check_there, has_own_models
 from fedloom.experiment.step_cost import step_seconds
 from fedloom.experiment.store import Store
@@ -193,10 +193,12 @@ class Cell:
             values = headline.in_short(headline.of_round(record, task), task)
             if headline.is_after_training(record):
                 values |= {(ON_ALL_TESTS if self.algorithm.pooled else AFTER_TRAINING): 1}
+            values |= {ON_SERVER: 1} if headline.is_of_server(record) else {}
             values |= {"abandoned": abandoned} if abandoned else {}
             counted = headline.clients_of_round(record)
             everyone = counted | {client for client, why in record.absences.items() if why != "surplus"}
-            values |= {TOOK_PART: len(counted), ASKED: len(everyone)} if len(counted) < len(everyone) else {}
+            if record.complete and 0 < len(counted) < len(everyone):  # 0 where nothing is measured at clients
+                values |= {TOOK_PART: len(counted), ASKED: len(everyone)}
             values |= {CLOCK: record.time.ended} if record.time is not None else {}
             values |= {word: record.notes[kind] for kind, word in IN_A_WORD.items() if kind in record.notes}
             self.progress.step(self.title, record.round, values, record.seconds)

@@ -23,6 +23,8 @@ def keeps_clients(data: Mapping[str, Any]) -> bool:
 
 def identity(description: Mapping[str, Any]) -> str:
     """Return the fingerprint of an experiment's description."""
+    if description.get("files") == {}:  # which earlier versions left out
+        description = {key: value for key, value in description.items() if key != "files"}
     return hashlib.sha256(json.dumps(description, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -33,12 +35,20 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
     ['train.lr: 0.1 → 0.2']
     >>> differences({"code": {"net.py:Net": "a1" * 32}}, {"code": {"net.py:Net": "b2" * 32}})
     ['the file net.py has changed']
+    >>> differences({"system": {"files": {"traces.csv": "a1" * 32}}}, {"system": {"files": {"traces.csv": "b2" * 32}}})
+    ['the file traces.csv has changed']
+    >>> differences({"files": {"old.txt": "a1" * 32}}, {"files": {"new.txt": "b2" * 32}})
+    ['the file new.txt is new, or newly named', 'the file old.txt is gone, or no longer named']
     """
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         lines = []
         for key in sorted({*old, *new}):
             inner = f"{place}.{key}" if place else str(key)
             if key not in old or key not in new:
+                if place == "files":
+                    what = "new, or newly named" if key in new else "gone, or no longer named"
+                    lines.append(f"the file {key} is {what}")
+                    continue
                 value = new.get(key, old.get(key))
                 what = "" if _are_hashes(value) else f" {short(value)}"
                 lines.append(f"{inner}: {'added' if key in new else 'removed'}{what}")
@@ -49,10 +59,11 @@ def differences(old: Any, new: Any, place: str = "") -> list[str]:
     if old == new or json.dumps(old, default=str) == json.dumps(new, default=str):  # nan equals nothing, not even nan
         return []
     if _are_hashes(old) and _are_hashes(new):
-        table, _, name = place.partition(".")  # a Python program has one list of "code", and "values" that it uses
+        # a Python program has one list of "code", and "values" that it uses
+        table, _, name = place.removeprefix("system.").partition(".")
         file = f"the file {name.rpartition(':')[0] or name}" if name else "your code"
         used = "the model's args" if name == "args" else f"the code of {name}"
-        shown = {"code": file, "values": f"a value in {used}"}.get(table, place)
+        shown = {"code": file, "files": f"the file {name}", "values": f"a value in {used}"}.get(table, place)
         return [f"{shown} has changed"]
     return [f"{place}: {short(old)} → {short(new)}"]
 

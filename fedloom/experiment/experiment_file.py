@@ -18,7 +18,8 @@ from fedloom.algorithms import ALGORITHMS
 from fedloom.clock.system import System
 from fedloom.compression.table import CompressTable
 from fedloom.data.sources import Source, source
-from fedloom.data.sources.base import locate
+from fedloom.data.sources.base import expanded, locate
+from fedloom.data.sources.csv import AGREED_KEYS
 from fedloom.data.split import Split
 from fedloom.errors import SYNONYMS, UNKNOWN, InputError, ParameterError, nearest, unknown
 from fedloom.experiment.description import short
@@ -119,10 +120,13 @@ class Experiment(Record):
             del values["data"]
         if not self.has_data and agreed is not None:
             values["data"] = {"preprocessing": str(agreed)}
+        elif agreed is not None:  # that file decides these keys, and their defaults would contradict it
+            for key in {*AGREED_KEYS} - self.source.model_fields_set:
+                values["data"].pop(key, None)
         return values
 
     def description(self) -> dict[str, Any]:
-        """Return what decides the result: all but `rounds` and `[run]`, with fingerprints of your own code files."""
+        """Return what decides the result: all but `rounds` and `[run]`, with hashes of your code and files."""
         described = {key: value for key, value in self.resolved().items() if key not in ("rounds", "run")}
         described["cohort"] = self.cohort.identity(in_virtual_time=self.system is not None)
         if self.system is not None:
@@ -130,8 +134,27 @@ class Experiment(Record):
         for table in ("privacy", "compress"):
             if not described[table]:  # files of versions without this table have the same identity
                 del described[table]
-        code = {name: user_code.fingerprint(file) for name, file in self.code_files().items()}
-        return {**described, "code": code} if code else described
+        code = {name: user_code.code_hash(file) for name, file in self.code_files().items()}
+        named = {name: files.sha256(file) for name, file in self.named_files().items()}
+        # without files there is an empty table: only older descriptions have none, and cannot say what was there
+        return described | ({"code": code} if code else {}) | {"files": named}
+
+    def named_files(self) -> dict[str, Path]:
+        """Return the files that training reads, besides data and code: initial weights, and arguments of your code.
+
+        Your code opens a name where it likes: beside the experiment, or in the working directory.
+        """
+        given = _texts(self.task.args) if user_code.is_code(self.task.model) else []
+        for label, name in self.names.items():
+            if user_code.is_code(name):
+                given += _texts(_values(self.algorithm[label]))
+        paths = {name: self.base / name for name in (self.task.init, *given)}
+        if (agreed := self.data.preprocessing) is not None:
+            paths[str(agreed)] = self.base / expanded(agreed)
+        found = {name: path for name, path in paths.items() if os.path.isfile(path)}
+        here = {name: Path(name) for name in given if os.path.isfile(name)}
+        apart = {name: path for name, path in here.items() if name not in found or not path.samefile(found[name])}
+        return found | {f"{name} in the working directory": path for name, path in apart.items()}
 
     def code_files(self) -> dict[str, Path]:
         """Return your own code files: those that the experiment names, and those that they import, by their paths."""
@@ -149,6 +172,14 @@ def described_system(system: System, base: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"[system] {error.filename} cannot be read: {error.strerror}.") from error
     return {**_values(system), **({"files": named} if named else {})}
+
+
+def _texts(value: Any) -> list[str]:
+    """Return all texts in lists and tables."""
+    if isinstance(value, (Mapping, list, tuple)):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return [text for part in parts for text in _texts(part)]
+    return [value] if isinstance(value, str) else []
 
 
 def _values(record: Record, defaults: bool = True) -> dict[str, Any]:
@@ -262,9 +293,15 @@ def check_tables(values: Mapping[str, Any]) -> None:
             field = SYNONYMS.get(key, key)
             inside = [f"{name}.{field}" for name, table in TABLES.items() if field in table.model_fields]
             meant = ", ".join([*(one for one in _TOP if one.startswith(key)), *inside])
+            said = (
+                f" Did you mean {meant}?"
+                if inside
+                else home(key, "", (), {})
+                if key in ALGORITHMS
+                else nearest(key, _TOP)
+            )
             raise InputError(
-                f"An experiment file has no table or key '{key}' (= {short(value)}). "
-                f"Known: {', '.join(_TOP)}.{f' Did you mean {meant}?' if inside else nearest(key, _TOP)}"
+                f"An experiment file has no table or key '{key}' (= {short(value)}). Known: {', '.join(_TOP)}.{said}"
             )
         if key not in _NO_TABLES:
             _check(value, Mapping, f"'{key}'", f"a table: [{key}]")

@@ -28,6 +28,8 @@ def home(key: str, table: str, top: Collection[str], tables: Mapping[str, type[R
         return f" [{key}] is a table of its own."
     if key in ("algorithm", "algorithms"):
         return " [algorithm] is a table of its own, with a key for each algorithm."
+    if key in ALGORITHMS:
+        return f" `{key}` is an algorithm: write `{key} = {{}}` under [algorithm], with its own settings in the braces."
     above = [one for one in (key, f"{key}s") if one in top]  # seed = 3 may mean seeds
     said = f" `{above[0]}` belongs at the top of the file, before the first [table]." if above else ""
     inside = [name for name, record in PRIVACY.items() if key in record.model_fields]

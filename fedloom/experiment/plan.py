@@ -40,8 +40,9 @@ from fedloom.federation.checks import check_settings
 from fedloom.federation.sampling import Sampling
 from fedloom.metrics import NUMBER_LOSSES, Metric, about_direction, own_metric
 from fedloom.privacy.dp import drowning
+from fedloom.privacy.dp.apart import MANY, check_apart
 from fedloom.privacy.dp.at_client import AtClients
-from fedloom.privacy.dp.example_level import check_loss
+from fedloom.privacy.dp.example_level import check_loss, per_example_module
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.secure import aggregation
 from fedloom.privacy.table import PrivacyTable
@@ -50,6 +51,7 @@ from fedloom.task import Task
 from fedloom.training.probe import Probe, probe
 from fedloom.training.settings import Training
 from fedloom.training.training_rows import check_size, needs_validation
+from fedloom.training.trials import some_examples
 from fedloom.tuning.rehearsal import rehearse
 from fedloom.unread_fields import without_effect
 
@@ -193,6 +195,8 @@ def load_dataset(experiment: Experiment, agreed: Preprocessing | None = None, at
     dataset = source.load(experiment.base, others) if isinstance(source, Csv) else source.load(experiment.base)
     if agreed is not None:
         dataset = as_agreed(dataset, agreed)
+    elif user_code.is_code(experiment.task.loss) and getattr(source, "task", None) == "auto":
+        class_names.check_clear(dataset.classes)
     if dataset.split is not None and experiment.data.split != DataTable.model_fields["split"].default:
         raise InputError("[data] has both split and split_column: the column says the splits, so leave out split.")
     return dataset
@@ -244,7 +248,8 @@ def cautions(plan: Plan, task: Task, federation: Federation, seed: int | None = 
         found += [f"{label}: {said}" for said in _without_effect(algorithm)]
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
-    weak = doubts(plan.privacy, federation.clients, int(federation.sizes("train").min()), where)
+    least, cohort = int(federation.sizes("train").min()), plan.cohort.steady_size(federation.clients)
+    weak = doubts(plan.privacy, federation.clients, least, where, cohort)
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist(), where)
     short, positive = _without_short_batches(plan, federation, where), _about_frequent_class(task, federation)
     read = environment_reads.cautions(plan.code_files().values())
@@ -365,6 +370,7 @@ def _check_algorithms(plan: Plan, facts: Probe) -> None:
         )
     if plan.privacy.example_dp is not None:
         check_loss(facts.loss_is_mean)
+        check_apart(task, per_example_module(task.module), *some_examples(federation, task, MANY))
 
 
 def check_served(plan: Plan) -> None:

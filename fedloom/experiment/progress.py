@@ -13,6 +13,7 @@ SECONDS_BETWEEN_LINES = 10.0
 # among the values of a round
 CLOCK = "clock"  # virtual seconds since the run began
 AFTER_TRAINING = "after local training"  # there if the numbers are about clients' models then
+ON_SERVER = "on the server's test"  # there if they are about the global model on the server's data
 ON_ALL_TESTS = "on all tests together"  # there instead for a model that all data trained in one place
 TOOK_PART, ASKED = "took part", "asked"  # how many clients, if not all that were asked took part
 
@@ -70,7 +71,7 @@ class Lines(Progress):
         self.rounds[cell] = rounds
 
     def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
-        words = [f"{cell}: round {round} of {self.rounds[cell]}", describe(values), f"{seconds:.2g} s a round"]
+        words = [f"{cell}: round {round} of {self.rounds[cell]}", describe(values), f"{_rough(seconds)} s a round"]
         self.texts[cell] = ", ".join(word for word in words if word)
         if time.monotonic() - self.last >= SECONDS_BETWEEN_LINES:
             self.note(self.texts.pop(cell))
@@ -127,7 +128,7 @@ class Bar(Progress):
     def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
         if self.narrow and any(name != "loss" for name in values):
             values = {name: value for name, value in values.items() if name != "loss"}
-        words = describe(values) + ("" if self.narrow else f" {seconds:.2g} s/round")
+        words = describe(values) + ("" if self.narrow else f" {_rough(seconds)} s/round")
         self.progress.update(self.tasks[cell], completed=round, values=words)
         self._forward(round - self.rounds[cell])
         self.rounds[cell] = round
@@ -166,13 +167,22 @@ def describe(values: dict[str, float]) -> str:
     for name, value in values.items():
         if name == CLOCK:
             words.append(f"clock {virtual_time(value)}")
-        elif name in (AFTER_TRAINING, ON_ALL_TESTS):
+        elif name in (AFTER_TRAINING, ON_ALL_TESTS, ON_SERVER):
             words.append(name)
         elif name == TOOK_PART:
             words.append(f"over {value} of {values[ASKED]} clients")
         elif name != ASKED:
             words.append(f"{name} {100 * value:.1f} %" if is_percentage(name) else f"{name} {value:.3g}")
     return " ".join(words)
+
+
+def _rough(seconds: float) -> str:
+    """Write two digits, and never an exponent for long rounds.
+
+    >>> _rough(0.0283), _rough(4), _rough(113.2)
+    ('0.028', '4', '110')
+    """
+    return f"{float(f'{seconds:.2g}'):g}"
 
 
 def virtual_time(seconds: float) -> str:

@@ -15,7 +15,7 @@ import tomli_w
 from fedloom import files
 from fedloom.algorithm import Algorithm
 from fedloom.data.federation import Federation
-from fedloom.errors import FRESH, OUT, InputError, StoreError, unknown
+from fedloom.errors import FRESH, OUT, FedloomError, InputError, StoreError, unknown
 from fedloom.experiment import checkpoint
 from fedloom.experiment.control import FILE
 from fedloom.experiment.description import differences
@@ -23,8 +23,9 @@ from fedloom.experiment.plan import Plan
 from fedloom.experiment.store import OWN_MODELS, Store
 from fedloom.former_keys import FORMER_KEYS
 from fedloom.privacy.dp.ledger import LEDGER
-from fedloom.user_code import calls
+from fedloom.user_code import calls, fingerprint
 
+DATA_OF_SEED = "data of seed "  # a fact
 GLANCE = 0.5  # seconds to wait for a lock: another process may hold it just to see whether the run goes on
 # What fedloom writes into a run's folder besides pictures. The database goes last, so that a removal that was cut short
 # can be repeated.
@@ -153,9 +154,7 @@ def same_experiment(store: Store, folder: Path, plan: Plan, remote: bool = False
     described = _described(plan)
     remote = remote or bool(store.fact("network"))
     if known is not None:
-        known = _without_former_keys(known, described)
-        if "values" in described:  # runs of older versions have none to compare with
-            known.setdefault("values", described["values"])
+        known = comparable(known, described, plan)
         had, wanted = known.get("seeds"), described.get("seeds")
         if not remote and isinstance(had, list) and isinstance(wanted, list) and wanted[: len(had)] == had:
             known["seeds"] = wanted
@@ -170,6 +169,19 @@ def same_experiment(store: Store, folder: Path, plan: Plan, remote: bool = False
         raise InputError(
             f"{folder} was run for {done} rounds, more than the {plan.rounds} asked for now. Use {FRESH} to start over."
         )
+
+
+def holds_another(folder: Path, plan: Plan) -> bool:
+    """Whether a run of this plan in a folder would be refused because of the run that is there."""
+    if not (folder / "run.db").is_file():
+        return False
+    try:
+        with Store(folder, read_only=True) as store:
+            if any(cell["rounds_done"] for cell in store.cells()):
+                same_experiment(store, folder, plan)
+    except FedloomError:
+        return True
+    return False
 
 
 def _about_seeds(had: list[int], remote: bool) -> str:
@@ -195,9 +207,14 @@ def has_own_models(algorithm: Algorithm) -> bool:
     return type(algorithm).model is not Algorithm.model
 
 
-def check_same_data(store: Store, federation: Federation, seed: int) -> None:
-    """Refuse to continue with other data than the run began with."""
-    if store.fact(f"data of seed {seed}") not in (None, federation.fingerprint):
+def check_same_data(store: Store, federation: Federation, seed: int, own_data: bool = False) -> None:
+    """Refuse to continue with other data than the run began with.
+
+    Unless every seed has its `own_data`, seeds share it, and earlier versions recorded it for the first of them only.
+    """
+    recorded = {key: value for key, value in store.facts().items() if key.startswith(DATA_OF_SEED)}
+    first = None if own_data else next(iter(recorded.values()), None)
+    if recorded.get(f"{DATA_OF_SEED}{seed}", first) not in (None, federation.fingerprint):
         raise StoreError(f"The data has changed since this run began. Use {FRESH} to start over with the new data.")
 
 
@@ -219,16 +236,30 @@ def _has_checkpoints(folder: Path) -> bool:
     return any((folder / "cells").glob("*/round-*.json"))
 
 
-def _without_former_keys(known: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out keys that an earlier version wrote and that changed nothing, so that its runs can be continued."""
+def comparable(known: Mapping[str, Any], described: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return what an earlier version recorded as this one would, so that its runs can be continued.
+
+    Keys that changed nothing are left out, and hashes that it did not have are those of today.
+    """
+    known = {**{key: described[key] for key in ("values", "files") if key in described}, **known}
+    known = _with_present_hashes(known, described, plan)
     if "algorithm" not in known or "algorithm" not in described:  # described by its caller in another way
-        return dict(known)
+        return known
     now = described["algorithm"]
     algorithms = {
         label: {k: v for k, v in fields.items() if k in now.get(label, {}) or FORMER_KEYS.get(k) != v}
         for label, fields in known["algorithm"].items()
     }
     return {**known, "algorithm": algorithms}
+
+
+def _with_present_hashes(known: dict[str, Any], described: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Replace the hashes that an earlier version made of whole files, with comments, where a file is still the same."""
+    code, here = known.get("code"), plan.code_files()
+    if not isinstance(code, Mapping) or not here:
+        return known
+    same = {name for name, file in here.items() if code.get(name) == fingerprint(file)}
+    return {**known, "code": {**code, **{name: described["code"][name] for name in same}}}
 
 
 def roll_back(folder: Path, round: int, cell: str | None = None) -> dict[str, int]:

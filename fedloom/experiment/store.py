@@ -46,10 +46,12 @@ CLIENT_NAME = """coalesce(clients.name, CASE t.client WHEN (SELECT max(client) +
 # The last round that has a phase is what a summary is about. A single undefined value of a mean over examples leaves no
 # mean; other metrics, such as the AUROC of a client with one class, are left out where they are undefined.
 CLIENT_MEANS = """SELECT split, metric, avg(value) FROM client_metrics JOIN metrics USING (metric)
-    WHERE cell = :cell AND phase = :phase AND round > :after AND round =
-    (SELECT round FROM client_metrics WHERE cell = :cell AND phase = :phase ORDER BY round DESC LIMIT 1)
+    WHERE cell = :cell AND phase = :phase AND round = :round
     GROUP BY split, metric HAVING count(value) = count(*) OR (count(value) AND NOT is_mean)"""
-ENDED = "SELECT 1 FROM client_metrics WHERE cell = :cell AND phase = 'final' LIMIT 1"
+LAST = "SELECT round FROM client_metrics WHERE cell = ? AND phase = ? ORDER BY round DESC LIMIT 1"
+# The last round before which the pooled model was measured: a round of which the others have values, or the next one.
+LAST_POOLED = """SELECT max(round) FROM client_metrics WHERE cell = ? AND phase = 'pre_fit' AND round - ? IN
+    (SELECT round FROM client_metrics WHERE cell = ? AND phase = 'post_fit')"""
 POOLED = """SELECT split, metric, value FROM pooled_metrics WHERE cell = :cell AND phase = :phase AND value NOTNULL
     AND round = (SELECT max(round) FROM pooled_metrics WHERE cell = :cell AND phase = :phase)"""
 SERVER = """SELECT split, metric, value FROM server_metrics WHERE cell = :cell AND value NOTNULL
@@ -237,6 +239,11 @@ class Store:
             found = database.execute(query, (cell,)).fetchone()
             return found is not None and bool(found[0])
 
+    def trained_rounds(self, cell: int) -> set[int]:
+        """Return the rounds after whose training a cell was measured."""
+        query = "SELECT DISTINCT round FROM client_metrics WHERE cell = ? AND phase = 'post_fit'"
+        return set(self._numbers(query, 1, cell)[:, 0].astype(int).tolist())
+
     def abandoned(self, cell: int) -> int:
         """Return how many rounds did not count."""
         with self._transaction("BEGIN") as database:
@@ -271,10 +278,9 @@ class Store:
             shared = label is None or label[0] not in own_models
             for phase in ("final", "post_fit", "pre_fit", "universal"):
                 prefix = "" if phase == "final" else f"{phase}_"
-                where = {"cell": cell, "phase": phase, "after": -1}
-                if pooled and phase == "post_fit":
-                    ended = database.execute(ENDED, {"cell": cell}).fetchone() is not None
-                    where |= {"phase": "final"} if ended else {"phase": "pre_fit", "after": 1}
+                where = {"cell": cell} | dict(
+                    zip(("phase", "round"), _last(database, cell, phase, pooled), strict=True)
+                )
                 for split, metric, value in database.execute(CLIENT_MEANS, where):
                     found[prefix + (metric if phase == "universal" else f"{split}_{metric}")] = value
                 if not shared and phase != "post_fit":
@@ -347,6 +353,17 @@ class Store:
                     self._database.execute("ROLLBACK")
                 if durable:
                     self._database.execute("PRAGMA synchronous = NORMAL")
+
+
+def _last(database: sqlite3.Connection, cell: int, phase: str, pooled: bool) -> tuple[str, int | None]:
+    """Return the stored phase that says how a phase of a cell ended, and its last round."""
+    if pooled and phase == "post_fit" and database.execute(LAST, (cell, "final")).fetchone():
+        phase = "final"
+    if pooled and phase in ("pre_fit", "post_fit"):
+        (round,) = database.execute(LAST_POOLED, (cell, int(phase == "post_fit"), cell)).fetchone()
+        return "pre_fit", round
+    found = database.execute(LAST, (cell, phase)).fetchone()
+    return phase, found[0] if found else None
 
 
 def no_run(folder: Path) -> str:

@@ -15,13 +15,13 @@ from fedloom.backends.protocol import Backend
 from fedloom.backends.serial import Serial
 from fedloom.backends.vector import Vector, Workers
 from fedloom.data import scarcity
-from fedloom.data.describe import describe, label_counts
+from fedloom.data.describe import LABELS_OF_SEED, TESTED, describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.experiment import unequal_weights
 from fedloom.experiment.plan import Plan, cautions, check_start, weights_of
 from fedloom.experiment.progress import Progress
-from fedloom.experiment.run_folder import check_same_data, preprocessing_file
+from fedloom.experiment.run_folder import DATA_OF_SEED, check_same_data, preprocessing_file
 from fedloom.experiment.store import Store
 from fedloom.experiment.tables import RunTable
 from fedloom.task import Task
@@ -102,10 +102,13 @@ class WorkerGroup:
         # one group at a time: data is loaded once, models draw from torch's generator, the first one records the setup
         with GENERATOR:
             federation, task = self.plan.federation(seed), self.plan.task(seed)
+            own_data = self.plan.draws_data or self.connect is not None  # a network may get clients between seeds
+            check_same_data(self.store, federation, seed, own_data)
             task.see(federation)
             key = (id(federation), id(task))
             if key not in self._made:
                 self._made = {key: (self._build(federation, task, seed), federation, task)}
+            self._record_data(federation, seed)
             return self._made[key]
 
     def _build(self, federation: Federation, task: Task, seed: int) -> Backend:
@@ -113,10 +116,7 @@ class WorkerGroup:
         if self.connect is not None:
             if any(algorithm.train.clients for algorithm in self.plan.algorithms.values()):
                 raise InputError("[train] clients is for simulations: on a network, sites have names of their own.")
-            self._check_same_data(federation, seed)
             self._record_machine_and_clients(federation, seed)
-            if federation.preprocessing.columns:  # what sites agreed on; they prepare their data themselves
-                federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
             self.store.set_fact("network", True)
             self._caution(cautions(self.plan, task, federation, seed))
             return self.connect(federation, task)
@@ -124,10 +124,9 @@ class WorkerGroup:
         if self.store.fact("setup") is None:  # else all was said, and the probe need not look again
             self._caution([*cautions(self.plan, task, federation, seed), *filter(None, [facts.caution])])
         setup = self._setup(facts, federation, seed)
-        self._check_same_data(federation, seed)
+        self._record_test_labels(federation, seed)
         if self.plan.draws_clients:
             self._record_scarcity(federation, seed)
-        federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
         self._check_memory(federation, facts, setup)
         if self.verbose:
             self._note_details(federation, task, setup, facts)
@@ -179,8 +178,19 @@ class WorkerGroup:
             self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
             self.store.set_fact("one by one", reason)
         self.store.set_fact("setup", asdict(setup))
+        self.store.set_fact("not replayed", self._not_replayed(facts, setup))
         self._record_machine_and_clients(federation, seed)
         return setup
+
+    def _not_replayed(self, facts: Probe, setup: Setup) -> str:
+        """Why training steps are not recorded and replayed, though they might be; empty if they are."""
+        if not setup.replay:
+            return ""
+        if all(algorithm.train.batch_size == "full" for algorithm in self.plan.algorithms.values()):
+            return "every batch has all examples"
+        if self.plan.privacy.example_dp is not None:
+            return "differential privacy of examples clips the gradient of each"
+        return facts.cannot_replay
 
     def _record_machine_and_clients(self, federation: Federation, seed: int) -> None:
         self.store.set_fact("machine", machine.facts())
@@ -205,16 +215,27 @@ class WorkerGroup:
                     self.store.set_fact("labels", held)
                 self.store.set_fact("server", {split: len(y) for split, (_, y) in federation.server.items()})
 
+    def _record_test_labels(self, federation: Federation, seed: int) -> None:
+        """Record the labels of a seed's test examples if they are not those of the run: guessing depends on them."""
+        held, first = label_counts(federation), self.store.fact("labels")
+        if held is not None and first is not None:
+            tested = {name: counts for name, counts in held.items() if name in TESTED}
+            if tested != {name: first.get(name) for name in tested}:
+                self.store.set_fact(f"{LABELS_OF_SEED}{seed}", tested)
+
     def _record_scarcity(self, federation: Federation, seed: int) -> None:
         """Record how many clients of a seed have too little of something, and say what changes its numbers."""
         self.store.set_fact(f"{scarcity.COUNTED}{seed}", scarcity.in_numbers(federation))
         for sentence in scarcity.sentences(federation, self.plan.in_seed(seed), only=(scarcity.NO_TEST,)):
             self.progress.caution(sentence)
 
-    def _check_same_data(self, federation: Federation, seed: int) -> None:
-        check_same_data(self.store, federation, seed)
-        self.store.set_fact(f"data of seed {seed}", federation.fingerprint)
+    def _record_data(self, federation: Federation, seed: int) -> None:
+        """Record for every seed, also if all have the same data: its models are used by themselves afterwards."""
+        self.store.set_fact(f"{DATA_OF_SEED}{seed}", federation.fingerprint)
         self.store.set_fact(f"test of seed {seed}", federation.test_fingerprint)
+        # on a network, sites prepare their data themselves, perhaps in a way that they agreed on
+        if self.connect is None or federation.preprocessing.columns:
+            federation.preprocessing.write(preprocessing_file(self.store.path.parent, seed))
 
 
 def name_first_seed(plan: Plan, store: Store) -> None:

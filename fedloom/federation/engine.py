@@ -86,12 +86,12 @@ def fit(
                 ids = protection.draw(round, seed)
             elif clock is None:
                 ids = sampling.draw(federation.clients, round, seed)
-            measuring = round % evaluation.every == 0 or round in (1, rounds)
+            measuring = evaluation.is_due(round, rounds)
             splits = evaluation.splits if measuring else ()
             everyone = evaluation.splits and (algorithm.pooled or evaluation.clients == "all")
             measured = tuple(range(federation.clients)) if everyone else ids
-            clients: dict[Phase, ByClient] = {}
-            clients["pre_fit"] = evaluator.clients(state, own, measured, splits, round)
+            before = evaluation.before(round, rounds, algorithm.pooled, resume.round if resume else 0)
+            clients: dict[Phase, ByClient] = {"pre_fit": evaluator.clients(state, own, measured, before, round)}
             new_cohort = partial(
                 choice.cohort_kind(clock),
                 backend,

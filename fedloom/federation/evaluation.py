@@ -51,6 +51,19 @@ class Evaluation(Record):
     default, whatever the server holds.
     """
 
+    def is_due(self, round: int, rounds: int) -> bool:
+        """Return whether a round of a run with this many rounds is measured."""
+        return round % self.every == 0 or round in (1, rounds)
+
+    def before(self, round: int, rounds: int, pooled: bool, resumed: int) -> tuple[SplitName, ...]:
+        """Return the splits to evaluate on before the local training of a round.
+
+        With the pooled model, what a client has before a round is what it has after the one before. That one may have
+        been the last of a shorter run, if the run was `resumed` after it.
+        """
+        after = pooled and (self.is_due(round - 1, rounds) or round - 1 == resumed)
+        return self.splits if after or self.is_due(round, rounds) else ()
+
 
 @dataclass(frozen=True)
 class EvaluationWork:

@@ -121,6 +121,10 @@ class Sampling(Record):
         """Return how many clients a round has (the expected number for Poisson sampling)."""
         return self.count or max(int(self.fraction * population + 0.5), 1)
 
+    def steady_size(self, population: int) -> int | None:
+        """Return how many clients every round has; None if chance decides."""
+        return None if self.sampling == "poisson" else self.size(population)
+
     def answers(self, population: int) -> int:
         """Return how many answers a round is over, if all clients answer."""
         return self.buffer if self.mode == "async" else self.size(population)

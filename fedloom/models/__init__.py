@@ -10,11 +10,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import nn
 
-from fedloom import user_code
+from fedloom import machine, user_code
 from fedloom.discovery import discover
 from fedloom.errors import FedloomError, InputError, unknown
 
 # a model has the name of its file
+COPIES = 3  # of the weights at least: initial ones, a module's own, and gradients
+SMALL = 100_000_000  # bytes, which every machine has
 MODELS = discover(__path__, __name__, nn.Module, lambda kind: kind.__module__.rpartition(".")[2])
 
 
@@ -27,10 +29,13 @@ def build(name: str, **args: Any) -> nn.Module:
     )
     """
     if name in MODELS:
+        _check_memory(name, args)
         return construct(name, MODELS[name], args)
     if user_code.is_code(name):
         return construct(name, user_code.code(name, Path(), nn.Module), args)
-    raise unknown("model", name, MODELS, "or your own as 'file.py:Class' or 'package.module:Class'")
+    own = "or your own as 'file.py:Class' or 'package.module:Class'"
+    linear = "; 'logistic' with classes = 1 and the loss 'mse' is linear regression" if "linear" in name else ""
+    raise unknown("model", name, MODELS, own + linear)
 
 
 def construct(name: str, model: Callable[..., nn.Module], args: Mapping[str, Any]) -> nn.Module:
@@ -53,6 +58,22 @@ def construct(name: str, model: Callable[..., nn.Module], args: Mapping[str, Any
     if not isinstance(built, nn.Module):
         raise InputError(f"The model '{name}' must be a torch.nn.Module. Got {type(built).__name__} instead.")
     return built
+
+
+def _check_memory(name: str, args: Mapping[str, Any]) -> None:
+    """Refuse a model that this machine cannot hold, before the system ends the process without a word."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):  # tensors without memory
+            needed = COPIES * sum(leaf.numel() * leaf.element_size() for leaf in MODELS[name](**args).parameters())
+    except Exception:
+        return  # building it says why
+    free = machine.free_memory() if needed > SMALL else None
+    if free is not None and needed > free:
+        raise InputError(
+            f"The model '{name}' with {', '.join(f'{key} = {value}' for key, value in args.items())} needs about "
+            f"{needed / 1e9:.1f} GB to train ({COPIES} times its weights), and {free / 1e9:.1f} GB are free. Make it "
+            "smaller."
+        )
 
 
 class Description(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+from fedloom.metrics import heading
 from fedloom.record import Record
 from fedloom.results.curve_numbers import monotone
 from fedloom.results.figure_style import (
@@ -61,7 +62,7 @@ def draw(curves: Curves, rows: Mapping[str, RunData], title: str, target: float 
             if target is not None and metric == "accuracy":
                 axes.axhline(target, color=FAINT, linewidth=0.7, linestyle=(0, (1, 2)))
             finish_axes(axes, panel if place == 0 else "", percent=metric == "accuracy")
-        grid[place][0].set_ylabel(f"Best {metric} so far" if curves.best else metric.capitalize())
+        grid[place][0].set_ylabel(f"Best {metric} so far" if curves.best else heading(metric))
     for axes in grid[-1]:
         axes.set_xlabel("Round")
     add_legend(figure)

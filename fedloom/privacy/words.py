@@ -46,7 +46,8 @@ TEST_SET = (
     "To know how good the model is, give the coordinator a test set of its own: [data] with source, path, label and "
     "server = 1.0."
 )
-LARGE = 20.0  # an ε above this hardly limits anything
+LARGE = 8.0  # an ε above this hardly limits anything: below 1 is strong, 8 is weak
+SMALL = 4  # clients in a sum: with fewer, one or two of them learn the update of another one
 UNKNOWN = 100  # how many a δ is compared with where nobody knows how many there are
 
 
@@ -116,13 +117,20 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
 
 
 def doubts(
-    table: PrivacyTable, clients: int | None = None, examples: int | None = None, where: str = ""
+    table: PrivacyTable,
+    clients: int | None = None,
+    examples: int | None = None,
+    where: str = "",
+    cohort: int | None = None,
+    at_least: int = 0,
 ) -> Iterator[str]:
-    """Yield a sentence for each ε or δ that protects hardly anybody.
+    """Yield a sentence for each ε or δ that protects hardly anybody, and for sums over few clients.
 
     `clients` is their number, and `examples` that of the smallest client's training examples, if they are known, with
-    `where` that is, such as " in seed 1".
+    `where` that is, such as " in seed 1". `cohort` is the number of clients in each round, if it is known, and
+    `at_least` the fewest in a sum that a site allows.
     """
+    yield from _small_sums(table, cohort, at_least)
     dp, example = table.dp, table.example_dp
     if dp is not None:
         many = f"the run has {clients} clients" if clients else "the number of clients is not known here"
@@ -131,6 +139,22 @@ def doubts(
         many = "how many examples clients have is not known here"
         many = f"the smallest client has {examples} training examples{where}" if examples else many
         yield from _doubts("example_dp", example.epsilon, example.delta, examples, many, "example")
+
+
+def _small_sums(table: PrivacyTable, cohort: int | None, at_least: int) -> Iterator[str]:
+    secure = table.secure_aggregation
+    if secure is None:
+        return
+    fewest = max(secure.min_clients if cohort is None else secure.needed(cohort), at_least)
+    if fewest >= SMALL:
+        return
+    noise = ", with the noise on it" if table.dp is not None or table.example_dp is not None else ""
+    each = f"each of the two can subtract its own update from the sum, and has the other's{noise}"
+    two = f"two of the three who tell each other their updates have the third's{noise}"
+    yield (
+        f"[privacy] secure_aggregation: a sum may be over only {fewest} clients: {each if fewest == 2 else two}. Set "
+        f"min_clients = {SMALL} or more, with at least as many clients in a round."
+    )
 
 
 def _doubts(key: str, epsilon: float | None, delta: float, count: int | None, many: str, one: str) -> Iterator[str]:
@@ -142,27 +166,35 @@ def _doubts(key: str, epsilon: float | None, delta: float, count: int | None, ma
             f"{1 / (count or UNKNOWN):.2g}, such as 1e-5."
         )
     if epsilon is not None and epsilon > LARGE:
-        odds = f"e^{epsilon:g}" + (f" = {math.exp(epsilon):.0e}" if epsilon < 500 else "")
+        odds = f"e^{epsilon:g}" + (f" = {_rough(math.exp(epsilon))}" if epsilon < 500 else "")
         yield (
             f"[privacy] {key}: ε = {epsilon:g} protects hardly anybody. What others see may change the odds that they "
-            f"give to the presence of one {one} by a factor of {odds}. With ε = 1 it is 3, with ε = 8 it is 3,000."
+            f"give to the presence of one {one} by a factor of {odds}. With ε = 1 it is 3, with ε = 8 it is 3,000. "
+            f"Below 1 is strong, 8 is weak, and above {LARGE:g} it is hardly a protection."
         )
+
+
+def _rough(value: float) -> str:
+    """One digit of a large number, in full as long as it can be read."""
+    return f"{float(f'{value:.0e}'):,.0f}" if value < 1e6 else f"{value:.0e}"
 
 
 def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[str]:
     """Yield what neither ε nor masks cover of how a [data] table prepares data; sites may have tables of their own."""
     given = data if isinstance(data, Mapping) else {}  # otherwise a Python program made the data
     shares = given.get("normalize") == "federated" or given.get("scale_target") or given.get("preprocessing")
+    agreed = given.get("preprocessing")
     if shares and (table.dp is not None or table.example_dp is not None):
+        what = "A site's summary for `fedloom data agree` gives" if agreed else "The sums that scale the data give"
         yield (
-            "ε is about training. The sums that scale the data, or a site's summary for `fedloom data agree`, give "
-            f"means and variances without noise{' and without masks' if table.secure_aggregation else ''}: ε does not "
-            "cover them."
+            f"ε is about training. {what} means and variances without noise"
+            f"{' and without masks' if table.secure_aggregation else ''}: ε does not cover them."
         )
     elif (shares or given.get("categorical")) and table.secure_aggregation is not None:
+        what = "means and variances" if agreed else "sums and sums of squares"
         yield (
-            "Secure aggregation is about training. Masks do not cover how the data is prepared before it: counts, sums "
-            "and sums of squares of each feature, and names of categories, leave each client as they are."
+            "Secure aggregation is about training. Masks do not cover how the data is prepared before it: counts, "
+            f"{what} of each feature, and names of categories, leave each client as they are."
         )
     if given.get("group") or at_sites:
         yield from of_people(table, given.get("group"))

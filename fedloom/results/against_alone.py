@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from fedloom.experiment.store import OWN_MODELS
-from fedloom.results.client_chance import far, labels_tested, standard_error
+from fedloom.results.client_chance import by_chance, far, variance
 from fedloom.results.client_tables import END, MODEL
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import first_three, say
-from fedloom.results.table import Table, Value
+from fedloom.results.table import Table, Value, show, two_digits
+
+LARGE, HINT = 0.1, 1.64  # a loss of ten points, and more than this many standard errors: one in twenty by chance
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,7 @@ def gains(run: RunData, label: str, alone: str, metric: str) -> dict[int, Gain]:
     for client, values in sorted(pairs.items()):
         by_seed = [sign * (shared - own) for shared, own in values]
         examples = _variance_on_test_examples(run, metric, client, values)
-        seeds = statistics.variance(by_seed) / len(by_seed) if len(by_seed) > 1 else 0.0
-        chance = None if examples is None else far(len(run.clients)) * math.sqrt(examples + seeds)
-        found[client] = Gain(statistics.fmean(by_seed), chance)
+        found[client] = Gain(statistics.fmean(by_seed), by_chance(run, examples, by_seed))
     return found
 
 
@@ -79,6 +79,7 @@ def against_alone(run: RunData) -> Iterator[Table]:
         unit = " (percentage points)" if metric.percent else ""
         title = f"Against learning alone: {metric.title}, {END[phase]}{unit}"
         findings = [_in_words(run, label, some, clients) for label, some in found.items()]
+        findings += [text for label, some in found.items() for text in _unsettled(run, label, alone[0], some)]
         findings += [text for label, some in found.items() for text in _by_other_metrics(run, label, alone[0], some)]
         note = run.about_clients(" ".join(_how_to_read(run, alone[0], found)))
         yield Table("against_alone", title, columns, tuple(rows), kinds, note, findings=tuple(findings))
@@ -92,8 +93,44 @@ def _in_words(run: RunData, label: str, found: dict[int, Gain], clients: list[in
     sizes = sorted({size for client in unclear if (size := _tested(run, client)) is not None})
     several = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}" if sizes else ""
     counts = {"better": len(clear) - len(worse), "worse": len(worse), "unclear": len(unclear), "all": len(clients)}
-    tested = f" (with {several} test examples)" if sizes else ""
+    needed = _needed(run, [gain.chance for client, gain in found.items() if client in unclear])
+    said = [f"with {several} test examples"] if sizes else []
+    said += [f"it takes {needed} to tell one apart"] if needed else []
+    tested = f" ({', '.join(said)})" if said else ""
     return say("against_alone", "counted", label=label, seed=run.in_first_seed, named=named, tested=tested, **counts)
+
+
+def _needed(run: RunData, chances: Iterable[float | None]) -> str:
+    """How far apart two models must be at clients, from the smallest to the largest difference; empty if unknown."""
+    metric = run.metric(run.main_metric)
+    known = sorted(chance for chance in chances if chance)  # none, or nothing, where there is nothing to go by
+    if not known:
+        return ""
+    if metric.share and known[0] >= 1:  # further apart no two can be
+        return "a larger difference than is possible"
+    least, most = (two_digits(100 * one if metric.percent else one) for one in (known[0], known[-1]))
+    unit = " points" if metric.percent else ""
+    if metric.share and known[-1] >= 1:
+        return f"a difference of about {least}{unit} or more"
+    return f"a difference of about {least}{unit}" if least == most else f"a difference of about {least} to {most}{unit}"
+
+
+def _unsettled(run: RunData, label: str, alone: str, found: dict[int, Gain]) -> Iterator[str]:
+    """Clients that lose much, though few test examples cannot settle it: with more, they may be found to be harmed."""
+    metric = run.metric(run.main_metric)
+    if not metric.share:
+        return
+    least = {client: (gain.chance or math.inf) * HINT / far(len(run.clients)) for client, gain in found.items()}
+    lost = [(gain.mean, client) for client, gain in found.items() if not gain.told_apart]
+    lost = sorted((mean, client) for mean, client in lost if -mean >= max(LARGE, least[client]))
+    own, shared = (run.last_means(one, run.end_phase, metric.name) for one in (alone, label))
+    named = [
+        f"{run.client_name(client)} ({show(shared[client], metric.number_format)}, alone "
+        f"{show(own[client], metric.number_format)}, {run.clients[client]['test']:,} test examples)"
+        for _, client in lost
+    ]
+    if named:
+        yield say("against_alone", "unsettled", label=label, named=first_three(named))
 
 
 def _by_other_metrics(run: RunData, label: str, alone: str, found: dict[int, Gain]) -> Iterator[str]:
@@ -114,7 +151,7 @@ def _how_to_read(run: RunData, alone: str, found: dict[str, dict[int, Gain]]) ->
     if all(gain.chance is None for some in found.values() for gain in some.values()):
         yield say("against_alone", "unknown", metric=metric.name)
     else:
-        how = "of_examples" if metric.is_mean else "of_standard_errors"
+        how = "of_sizes" if metric.name == "mae" else "of_examples" if metric.is_mean else "of_standard_errors"
         chance = "other test examples and other seeds" if mean else "other test examples"
         yield say("against_alone", how, far=f"{far(len(run.clients)):.2g}", chance=chance, metric=metric.name)
 
@@ -122,19 +159,13 @@ def _how_to_read(run: RunData, alone: str, found: dict[str, dict[int, Gain]]) ->
 def _variance_on_test_examples(
     run: RunData, metric: str, client: int, values: list[tuple[float, float]]
 ) -> float | None:
-    """How much another draw of as many test examples would change the difference of two models; None if unknown.
-
-    The seeds may share their test examples, so more seeds are no more examples.
-    """
-    tested, info = int(run.clients[client]["test"] or 0), run.metric(metric)
-    if not tested:
-        return None
-    if info.is_mean and info.share:
+    """How much another draw of as many test examples would change the difference of two models; None if unknown."""
+    models = [statistics.fmean(of_model) for of_model in zip(*values, strict=True)]
+    if run.metric(metric).share:
         # if neither model is better, both have this share; most models err on the same examples, and vary less
-        right = statistics.fmean(map(statistics.fmean, values))
-        return 2 * right * (1 - right) / tested
-    error = standard_error(metric, tested, labels_tested(run, client))
-    return None if error is None else 2 * error**2  # two numbers vary more than one
+        models = [statistics.fmean(models)] * 2
+    variances = [variance(run, metric, client, value) for value in models]
+    return sum(one for one in variances if one is not None) if None not in variances else None
 
 
 def _side(gain: Gain) -> str:

@@ -1,4 +1,4 @@
-"""Clients that a model serves badly, which a mean over clients hides: guessing or their own models do better there."""
+"""Clients that a model serves badly, which means hide: a constant answer or their own models do better there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedloom.results.against_alone import finished, gains, learning_alone
-from fedloom.results.client_chance import chance, far, labels_tested, standard_error
+from fedloom.results.client_chance import chance, chance_in_words, far, labels_tested, standard_error
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import say
 from fedloom.results.table import show
@@ -18,13 +18,13 @@ MOST_CLIENTS, MOST_ALGORITHMS = 3, 3  # that get words of their own
 
 @dataclass(frozen=True)
 class BadlyServed:
-    """A client at which a model is worse than guessing, or than the client's own model."""
+    """A client at which a model is worse than one that knows nothing, or than the client's own model."""
 
     client: int
     metric: str
     value: float
     errors: float  # the larger gap, in its standard errors
-    chance: float | None  # what guessing reaches, if the model is worse than that
+    chance: float | None  # what a model that knows nothing reaches, if the model is worse than that
     own: float | None  # what the client's own model reaches, if it is known
 
 
@@ -73,15 +73,17 @@ def _of_label(run: RunData, label: str, alone: str | None) -> list[BadlyServed]:
         for client, value in values.items():
             tested = run.clients[client]["test"] if client < len(run.clients) else 0
             counts = labels_tested(run, client)
-            error = standard_error(metric, tested, counts) if tested else None
+            error = standard_error(metric, tested, counts, value) if tested else None
             if client in found or error is None:
                 continue
             guess, own = chance(metric, counts), of_own.get(client)
             below = 0.0 if guess is None else guess - value
             # two numbers of a client vary more than one, although they are about the same examples
-            behind = 0.0 if own is None else (own - value) / math.sqrt(2)
+            sign = 1 if run.metric(metric).higher_is_better else -1
+            behind = 0.0 if own is None else sign * (own - value) / math.sqrt(2)
             is_below = below > max(LEAST, far(len(run.clients)) * error)
-            is_behind = behind > LEAST and client in against and against[client].told_apart  # as its table says
+            least = LEAST if metric != "mae" else LEAST * value  # which has the labels' units
+            is_behind = behind > least and client in against and against[client].told_apart  # as its table says
             if is_below or is_behind:
                 gap = max(below, behind) / error
                 found[client] = BadlyServed(client, metric, value, gap, guess if is_below else None, own)
@@ -94,8 +96,8 @@ def _worst(one: BadlyServed) -> tuple[bool, float]:
 
 def _with_numbers(run: RunData, one: BadlyServed) -> str:
     kind = run.metric(one.metric).number_format
-    said = [f"{one.metric} {show(one.value, kind)}"]
-    said += [] if one.chance is None else [f"guessing has {show(one.chance, kind)}"]
+    said = [f"{run.metric(one.metric).title} {show(one.value, kind)}"]
+    said += [] if one.chance is None else [f"{chance_in_words(one.metric)} has {show(one.chance, kind)}"]
     said += [] if one.own is None else [f"its own model {show(one.own, kind)}"]
     return f"{run.client_name(one.client)} ({', '.join(said)}, {run.clients[one.client]['test']:,} test examples)"
 

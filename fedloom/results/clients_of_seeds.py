@@ -11,6 +11,7 @@ from typing import Any
 from fedloom import metrics
 from fedloom.data.scarcity import COUNTED, NO_TEST, SAID, SMALL_TEST, SMALL_TESTS
 from fedloom.errors import InputError
+from fedloom.results.common_clients import at_end, lacking, measured
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import first_three, say
 
@@ -53,7 +54,7 @@ def undefined(run: RunData) -> Iterator[str]:
 
 
 def undefined_at(run: RunData, metric: str) -> str:
-    """Return at how many clients a metric has no value with some algorithm, and which; empty if at none, or at all.
+    """Return at how many clients a metric has no value with any algorithm, and which; empty if at none, or at all.
 
     Clients may lack it in some seeds only: where each seed splits the data again, and where each draws its own clients.
     """
@@ -62,11 +63,9 @@ def undefined_at(run: RunData, metric: str) -> str:
     if not any(run.last_round(label, "post_fit", metric) for label in run.labels):
         return ""
     for seed in run.seeds:
-        without: set[int] = set()
-        for label in run.labels:
-            measured, known = (run.client_values(label, seed, "post_fit", one).last_round() for one in ("loss", metric))
-            without |= {*measured.clients.tolist()} - {*known.clients.tolist()}
-        without -= {*run.withheld.get(metric, ())}
+        found_at = [at_end(measured(run, label, seed, "post_fit", metric)) for label in run.labels]
+        without = set[int]().union(*(lacking(*one) for one in found_at))
+        without = without.difference(run.withheld.get(metric, ()), *(one.clients.tolist() for one, _ in found_at))
         if without:
             names = first_three([run.client_name(client) for client in sorted(without)])
             clients = counted.get(seed, {}).get("clients", len(run.clients))

@@ -145,12 +145,10 @@ def _matches(pattern: str, label: str) -> bool:
 
 
 def combine(folders: Sequence[Path]) -> ComparedRuns:
-    """Read several runs as one. Raise if they are not comparable, and say why."""
-    if len(folders) < 2:
-        raise InputError("Name two runs or more to compare, such as: fedloom compare runs/one runs/two")
+    """Read several runs as one, or the algorithms of one. Raise if they are not comparable, and say why."""
     twice = next((path for path, count in Counter(path.resolve() for path in folders).items() if count > 1), None)
     if twice is not None:
-        raise InputError(f"{twice} is named twice: a run compares its own algorithms in its report.")
+        raise InputError(f"{twice} is named twice. Name it once to compare its own algorithms.")
     runs = [RunData.read(folder) for folder in folders]
     for one, other in combinations(runs, 2):
         reasons = list(_not_comparable(one, other))
@@ -239,6 +237,11 @@ def _not_comparable(one: RunData, other: RunData) -> Iterator[str]:
         ways = [run.evaluation.get(key, default) for run in (one, other)]
         if ways[0] != ways[1]:
             yield f"Their numbers are about different rounds or clients: evaluate.{key} is {ways[0]} and {ways[1]}."
+    rules, every = (
+        [run.evaluation.get(key, default) for run in pair] for key, default in (("headline", "final"), ("every", 1))
+    )
+    if every[0] != every[1] and rules[0] == rules[1] != "final":
+        yield f"Their headline, {rules[0]}, is about different rounds: evaluate.every is {every[0]} and {every[1]}."
 
 
 def _finished_seeds(run: RunData) -> list[int]:
@@ -263,7 +266,7 @@ def _share_test(one: RunData, other: RunData) -> bool:
 
 
 def _of_seed(known: Mapping[str, str], seed: int) -> str | None:
-    """The fingerprint of a seed. Where all seeds share their data, only the first seed has it."""
+    """The fingerprint of a seed. Of seeds that share their data, earlier versions kept that of the first one only."""
     return known.get(str(seed), next(iter(known.values()), None))
 
 
@@ -278,6 +281,8 @@ def what_differs(run: ComparedRuns) -> list[str]:
     labels = dict.fromkeys(there for _, there in run.sources.values())
     for other, other_labels in compared[1:]:
         before, after = map(_of_both, (first, other))
+        if "files" not in before or "files" not in after:  # an earlier version did not record which there were
+            before, after = ({k: v for k, v in one.items() if k != "files"} for one in (before, after))
         rounds = [_most_rounds(first, first_labels), _most_rounds(other, other_labels)]
         changed = [f"rounds: {rounds[0]} → {rounds[1]}"] if rounds[0] != rounds[1] else []
         changed += [*differences(before, after), *_own_settings(first, other, labels)]

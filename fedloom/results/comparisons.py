@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from fedloom.results import headline
+from fedloom.results.common_clients import WORDS, at_end, measured, only, shared
 from fedloom.results.result import CellResult
 from fedloom.results.run_data import RunData
-from fedloom.results.run_values import ClientValues, MetricInfo
+from fedloom.results.run_values import MetricInfo
 from fedloom.results.statistics import spread
 
 # the first of these that has values is the main comparison: the model that predict and export give comes first
@@ -30,7 +29,8 @@ _OWN_TESTS = {"post_fit_test": "post_fit", "pre_fit_test": "pre_fit", "test": "f
 # the phases of the keys that are about clients
 PHASES = {**_OWN_TESTS, **{f"pooled_{key}": phase for key, phase in _OWN_TESTS.items()}}
 HERE = " on these test examples"  # what a claim must add if no seed has others
-ABOUT_CLIENTS = {**PHASES, "universal": "universal"}  # the same with the test that is about clients' models
+_BY_CLIENT = {**_OWN_TESTS, "universal": "universal"}  # the keys whose numbers are means over clients
+ABOUT_CLIENTS = {**PHASES, **_BY_CLIENT}
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,15 @@ class Comparison:
     drawn: str = ""  # says so if the numbers are about some of the clients only
     common: dict[int, int] = field(default_factory=dict)  # seed → at how many clients all have a value, if not alike
     one_split: bool = False  # whether all seeds test on the same examples
+    sparse: bool = False  # whether not every round was measured
 
     @property
     def way(self) -> str:
         """How the metric was measured, in words."""
+        rounds = "measured rounds" if self.sparse else "rounds"
         words = {"final": "", "best": ", best round (chosen on the same data)"}
-        when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} rounds")
-        common = " (clients where all algorithms have a value)" if self.common else ""
+        when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} {rounds}")
+        common = WORDS if self.common else ""
         when = "" if self.key in ("universal", "test", "pooled_test") else when
         return TITLES[self.key] + self.drawn + common + when
 
@@ -78,7 +80,8 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
                 values.setdefault(cell.algorithm, {})[cell.seed] = value
         if values:
             drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
-            one = Comparison(key, info, values, run.result.rule, drawn, one_split=run.has_one_split)
+            sparse = run.evaluation.get("every", 1) != 1
+            one = Comparison(key, info, values, run.result.rule, drawn, one_split=run.has_one_split, sparse=sparse)
             found.append(_at_common_clients(run, one))
     return [one for one in found if one.values]
 
@@ -86,36 +89,26 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
 def _at_common_clients(run: RunData, comparison: Comparison) -> Comparison:
     """The comparison over clients at which all algorithms have a value, in seeds where some lack it at other clients.
 
-    A metric of your own may be undefined for some predictions: then each algorithm has a mean over clients of its own,
-    and these cannot be compared. A seed without a common client is left out.
+    A seed without a common client is left out.
     """
-    phase, metric, labels = _OWN_TESTS.get(comparison.key), comparison.metric.name, list(comparison.values)
+    phase, metric = _BY_CLIENT.get(comparison.key), comparison.metric.name
+    labels = [label for label in comparison.values if phase != "universal" or not run.is_pooled(label)]
     if phase is None or comparison.metric.is_mean or len(labels) < 2:
         return comparison
     values, common = {label: dict(seeds) for label, seeds in comparison.values.items()}, {}
     done = {(cell.algorithm, cell.seed) for cell in finished(run.result.runs)}
     for seed in run.seeds:
-        known: dict[str, ClientValues] = {}
-        measured, lacking = dict[str, set[int]](), dict[str, set[int]]()
-        for label in (label for label in labels if (label, seed) in done):
-            found, losses = (run.client_values(label, seed, phase, one) for one in (metric, "loss"))
-            if comparison.rule == "final":
-                last = max(found.rounds.max(initial=0), losses.rounds.max(initial=0))
-                found, losses = (one.keep(one.rounds == last) for one in (found, losses))
-            here, there = (one.rounds * (len(run.clients) + 1) + one.clients for one in (losses, found))
-            known[label] = found
-            measured[label] = {*found.clients.tolist(), *losses.clients.tolist()}
-            lacking[label] = {*losses.clients[~np.isin(here, there)].tolist()}
-        everywhere = set.intersection(*measured.values()) if measured else set()  # algorithms may draw other clients
-        lacking = {label: clients & everywhere for label, clients in lacking.items()}
-        shared = everywhere.difference(*lacking.values())
-        if all(clients == everywhere - shared for clients in lacking.values()):
+        found = {label: measured(run, label, seed, phase, metric) for label in labels if (label, seed) in done}
+        if comparison.rule == "final":
+            found = {label: at_end(one) for label, one in found.items()}
+        kept = shared([*found.values()])
+        if kept is None:
             continue
-        common[seed] = len(shared)
-        for label, one in known.items():
+        common[seed] = len(kept)
+        for label, (known, _) in found.items():
             values[label].pop(seed, None)
-            if shared:
-                means = one.keep(np.isin(one.clients, [*shared])).by_round().mean
+            if kept:
+                means = only(known, kept).by_round().mean
                 values[label][seed] = headline.of_rounds(means, comparison.rule, comparison.metric.higher_is_better)
     return replace(comparison, values={label: seeds for label, seeds in values.items() if seeds}, common=common)
 
@@ -150,9 +143,28 @@ def main_comparison(run: RunData) -> Comparison | None:
     return next((found[0] for metric in run.metrics if (found := comparisons(run, metric))), None)
 
 
+def in_common_seeds(run: RunData, comparison: Comparison) -> Comparison:
+    """The comparison in the seeds that all algorithms have, so that no ranking is one of easy and hard seeds.
+
+    Algorithms that move the data to one place are not ranked, and keep their seeds, unless there are no others. If no
+    seed is common to all, it is the comparison itself.
+    """
+    federated = [label for label in comparison.values if not run.is_pooled(label)]
+    ranked = federated or [*comparison.values]
+    common = set.intersection(*({*comparison.values[label]} for label in ranked))
+    if not common:
+        return comparison
+    values = {
+        label: {seed: value for seed, value in seeds.items() if seed in common} if label in ranked else seeds
+        for label, seeds in comparison.values.items()
+    }
+    return replace(comparison, values=values)
+
+
 def best_first(run: RunData, comparison: Comparison) -> list[str]:
-    """The algorithms by their mean, the best first; those that move the data to one place come last."""
+    """The algorithms, the best mean over common seeds first; those that move the data to one place come last."""
     sign = -1 if comparison.metric.higher_is_better else 1
+    comparison = in_common_seeds(run, comparison)
     means = {label: sign * spread(list(values.values())).mean for label, values in comparison.values.items()}
     return sorted(means, key=lambda label: (run.is_pooled(label), means[label]))
 
@@ -160,6 +172,7 @@ def best_first(run: RunData, comparison: Comparison) -> list[str]:
 def best_labels(run: RunData, comparison: Comparison) -> list[str]:
     """The algorithms with the best mean: several, if they are tied."""
     best, *others = best_first(run, comparison)
+    comparison = in_common_seeds(run, comparison)
     means = {label: spread(list(values.values())).mean for label, values in comparison.values.items()}
     tied = (label for label in others if math.isclose(means[label], means[best], abs_tol=1e-12))
     return [best, *(label for label in tied if run.is_pooled(label) == run.is_pooled(best))]

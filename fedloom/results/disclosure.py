@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from fedloom.errors import FedloomError
+from fedloom.privacy.dp.accounted import Accounted
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import EPSILONS, has, lacks, outside
 from fedloom.results.run_data import RunData
@@ -21,10 +25,10 @@ def what_left(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
     # all algorithms trained on the same data, so what the others spent counts for its people, too
-    claimed = [*_has(run, table), *_spent(run, table), *outside(table, run.description.get("data"), run.is_network)]
+    claimed = [*_has(run, table), *_spent(run), *outside(table, _shared_data(run), _is_real(run))]
     sent = [_sent(run, label) for label in about.labels]
     sends = not any(sent) or any(map(any, sent))
-    return [*_seen(about, table), *_prepared(run), *_bytes(about), *claimed, *lacks(table, sends)]
+    return [*_seen(about, table), *_told(table), *_prepared(run), *_bytes(about), *claimed, *lacks(table, sends)]
 
 
 def not_evaluated(run: RunData) -> str:
@@ -36,9 +40,13 @@ def not_evaluated(run: RunData) -> str:
     return f"was not evaluated: under {protection} nothing is measured at clients"
 
 
+def _is_real(run: RunData) -> bool:
+    """Whether something left a machine."""
+    return run.is_network or (run.folder / NETWORK).is_dir()
+
+
 def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
-    real = (run.folder / NETWORK).is_dir()
-    if not real:
+    if not _is_real(run):
         yield "This was a simulation: nothing left a machine. What follows is what would leave a client on a network."
     peers = [label for label in run.labels if label in (run.facts.get("peers") or ())]
     central = [label for label in run.labels if any(_sent(run, label)) and label not in peers]
@@ -51,17 +59,56 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
             f"{', '.join(peers)}: clients saw the models of the clients that send to them, in every round. The "
             "coordinator of a network passes these on, and could read them too."
         )
-    measured = run.description.get("evaluate", {}).get("splits")
-    if measured and not real and any(has(table)):
-        yield "Measurements at clients are for simulation only: they are not protected."
-    elif measured and table.example_dp is None and not table.has_local_noise:
-        yield "The server saw how well models do at each client: loss and metrics, and on how many examples."
+    yield from _measured(run, table)
     if scored := run.facts.get("sending scores"):
         names = ", ".join(run.client_name(client) for client in scored)
         yield (
             "ATTENTION: the server saw the model's scores and the true label of EVERY SINGLE EXAMPLE that was "
             f"measured, from {names}: [policy] example_scores is on there."
         )
+
+
+def _measured(run: RunData, table: PrivacyTable) -> Iterator[str]:
+    """Whether losses and metrics of clients left them."""
+    real, measured = _is_real(run), run.description.get("evaluate", {}).get("splits")
+    if not table.hides_metrics:
+        more = "; loss and metrics on its splits, and on how many examples" if measured else ""
+        yield f"The server saw how well models do at each client: the training loss of each pass over its data{more}."
+    elif real and any(run.history(*cell) for cell in run.cells):
+        yield (
+            "ATTENTION: the training loss of each client left it, without mask and noise: an earlier version of "
+            "fedloom sent it, whatever [privacy] said."
+        )
+    elif real:
+        yield "No client's losses and metrics left it, because neither mask nor noise would cover them."
+    else:
+        yield (
+            "On a network, no client's losses and metrics would leave it, because neither mask nor noise would cover "
+            "them. Those in this report exist because it was a simulation: do not publish them if the data is real."
+        )
+
+
+def _told(table: PrivacyTable) -> Iterator[str]:
+    """What a site says about itself on a network, besides answers."""
+    secure = table.secure_aggregation is not None
+    sizes = "" if secure else " how many examples they have for training, validation and test,"
+    fewest = "the fewest clients in a sum"
+    policy = f"and {fewest}" if table.hides_metrics else f"{fewest}, and what its policy withholds"
+    yield (
+        "When a site joins, the coordinator learns its name, its public key and its network address, the names of its "
+        f"clients,{sizes} the shape of the data, the names of the classes, a hash of how rows are prepared, a mark "
+        "that shows whether the data changed, the versions of its software and its kind of processor, how it "
+        f"computes, {policy}. In each round, it learns which clients answer, and when. "
+        "Nothing protects these."
+    )
+
+
+def _shared_data(run: RunData) -> Any:
+    """Return [data] without what nobody shared: on a network, only a summary for `fedloom data agree` is."""
+    data = run.description.get("data")
+    if not isinstance(data, Mapping) or data.get("preprocessing") or not _is_real(run):
+        return data
+    return {key: value for key, value in data.items() if key not in ("normalize", "scale_target", "categorical")}
 
 
 def _has(run: RunData, table: PrivacyTable) -> Iterator[str]:
@@ -78,12 +125,22 @@ def _prepared(run: RunData) -> Iterator[str]:
     data = run.description.get("data")
     if not isinstance(data, Mapping):  # a Python program made the data
         return
-    if run.is_network and data.get("preprocessing"):
-        yield (
-            "Before the run, each site gave away a summary of its training examples, to agree on preprocessing: for "
-            "each feature how many examples know it, its mean and its variance, and the names of columns, categories "
-            "and classes. Nothing protects these."
-        )
+    summary = (
+        "for each feature how many examples know it, its mean and its variance, and the names of columns, categories "
+        "and classes. Nothing protects these."
+    )
+    if data.get("preprocessing"):  # everything that prepares rows stands in this file
+        if _is_real(run):
+            yield (
+                "Before the run, each site gave away a summary of its training examples, to agree on preprocessing: "
+                + summary
+            )
+        else:
+            yield f"The file [data] preprocessing prepares rows. It was made of a summary of each site: {summary}"
+        return
+    if _is_real(run):
+        yield "To prepare the data, clients shared nothing in this run."
+        return
     moments = [] if data.get("normalize") != "federated" else ["of each feature"]
     moments += ["of the label"] if data.get("scale_target") else []
     if moments:
@@ -112,16 +169,41 @@ def _sent(run: RunData, label: str) -> list[int]:
     return [int(cost.bytes_up.sum()) for cost in costs if len(cost.rounds)]
 
 
-def _spent(run: RunData, table: PrivacyTable) -> Iterator[str]:
+def spent(run: RunData, kind: str) -> dict[tuple[str, int], Accounted]:
+    """Return what each cell has spent of one kind of ε, and the numbers behind it."""
+    privacy = run.description.get("privacy") or {}
+    delta = (privacy.get("example_dp" if kind == "example_epsilon" else "dp") or {}).get("delta", math.nan)
+
+    def last(cell: tuple[str, int], name: str) -> float | None:
+        values = run.server_values(*cell, name, "notes")[1]
+        return float(values[-1]) if len(values) else None
+
+    found = {}
+    for cell in run.cells:
+        steps = last(cell, f"{kind}_steps")
+        behind = (last(cell, f"{kind}_noise_multiplier"), last(cell, f"{kind}_sampling_rate"))
+        if (epsilon := last(cell, kind)) is not None:
+            found[cell] = Accounted(kind, epsilon, delta, *behind, None if steps is None else int(steps), cell[0])
+    return found
+
+
+def epsilons(run: RunData) -> dict[str, list[dict[str, Any]]]:
+    """Return what was spent as plain values, under "spent"; nothing without differential privacy."""
+    rows = [{**asdict(one), "seed": seed} for kind in EPSILONS for (_, seed), one in spent(run, kind).items()]
+    return {"spent": rows} if rows else {}
+
+
+def _spent(run: RunData) -> Iterator[str]:
     for kind, about in EPSILONS.items():
-        part = table.example_dp if kind == "example_epsilon" else table.dp
-        found = {cell: run.server_values(*cell, kind, "notes")[1] for cell in run.cells}
-        spent = {cell: float(values[-1]) for cell, values in found.items() if len(values)}
-        for (label, seed), value in spent.items():
-            yield f"{label} (seed {seed}) has spent ε = {value:.3g}, for {about}."
-        if len(spent) > 1 and part is not None:
-            delta = len(spent) * part.delta
+        found = spent(run, kind)
+        for (label, seed), one in found.items():
+            yield f"{label} (seed {seed}) has spent ε = {one.epsilon:.3g}, for {about}."
+        for words in dict.fromkeys(one.words for one in found.values() if one.words):
+            whose = [f"{label} (seed {seed})" for (label, seed), one in found.items() if one.words == words]
+            yield f"{', '.join(whose)}: another accountant can compute ε again from {words}."
+        if len(found) > 1:
+            delta = math.fsum(one.delta for one in found.values())
             yield (
-                f"These {len(spent)} trained on the same data: a person who sees all of them learns as much as ε = "
-                f"{sum(spent.values()):.3g} at δ = {delta:.3g} allows."
+                f"These {len(found)} trained on the same data: a person who sees all of them learns as much as ε = "
+                f"{sum(one.epsilon for one in found.values()):.3g} at δ = {delta:.3g} allows."
             )

@@ -167,14 +167,12 @@ def export_torch(result: Result, folder: Path, client: str | None = None) -> lis
 
 
 def _export_programs(result: Result, folder: Path, client: str | None, ending: str) -> list[Path]:
-    written = []
-    for cell in _trained(result):
-        if client is None and not result.has_global_model(cell):
-            continue
-        predictor = result.predictor(cell.algorithm, cell.seed, client)
-        path = folder / f"{_stems(cell, [] if client is None else [client])[0]}{ending}"
+    cells = [cell for cell in _trained(result) if client is not None or result.has_global_model(cell)]
+    predictors = [result.predictor(cell.algorithm, cell.seed, client) for cell in cells]
+    stems = [_stems(cell, [] if client is None else [client])[0] for cell in cells]
+    written = [folder / f"{stem}{ending}" for stem in stems]
+    for predictor, path in zip(predictors, written, strict=True):
         _write_program(predictor, path)
-        written.append(path)
     if not written:
         labels = {cell.algorithm: None for cell in _trained(result)}  # perhaps not all of the run
         have = "has" if len(labels) == 1 else "have"

@@ -98,7 +98,8 @@ def comparison(run: RunData, metric: str) -> CaptionedFigure | None:
         figure = learning_curves.draw_run(run, style.line_styles(run.labels), metric, "test")
     except InputError:  # nothing was measured
         return None
-    caption = say("caption", "over_seeds" if len(run.seeds) > 1 else "one_seed") + _drawn_in_words(run)
+    shown = say("caption", "over_seeds" if len(run.seeds) > 1 else "one_seed")
+    caption = f"{shown} " + say("caption", "cut") + _drawn_in_words(run)
     return CaptionedFigure("comparison", f"{run.metric(metric).capital_title} against rounds", caption, figure)
 
 
@@ -163,9 +164,8 @@ def before_and_after(run: RunData, metric: str, against: str, fill: str) -> Capt
         style.finish_axes(axes, titles[label], info.percent, most_ticks=5 if against == "rounds" else 0)
         if against == "clients":
             _name_clients_across(axes, run, next(iter(phases.values())).index)
-    if any(text.get_rotation() for text in grid[-1].get_xticklabels()):  # slanted names need height
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(width, height + 0.7)
+    if against == "clients" and any(text.get_rotation() for axes in grid for text in axes.get_xticklabels()):
+        _make_room_for_slanted_names(figure, grid)
     grid[0].set_ylabel(shorten(f"Test {run.metric(metric).title}", LABEL))
     _before_and_after_legend(figure, shade, against)
     figure.supxlabel("Round" if against == "rounds" else "Client", size=8.5, color=INK)
@@ -193,6 +193,15 @@ def _draw_clients(axes: Axes, stats: Stats, around: Any, colour: str, beside: fl
     low, high = (np.asarray(side)[shown] for side in around)
     axes.vlines(places, low, high, color=colour, alpha=0.3, linewidth=width)
     axes.plot(places, stats.mean[shown], "o", color=colour, markersize=float(np.clip(30 / len(shown), 1.2, 3)))
+
+
+def _make_room_for_slanted_names(figure: Figure, grid: Sequence[Axes]) -> None:
+    """Slanted names need height below each row of panels that shows them, and reach to the left of each panel."""
+    named = {axes.get_subplotspec().rowspan.start for axes in grid if axes.xaxis.get_tick_params()["labelbottom"]}  # type: ignore[union-attr]
+    lines = max(axes.get_title("left").count("\n") for axes in grid)
+    rows, columns = grid[0].get_gridspec().nrows, grid[0].get_gridspec().ncols  # type: ignore[union-attr]
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width + 0.55 * columns, height + 0.9 * len(named) + 0.15 * lines * rows)
 
 
 def _name_clients_across(axes: Axes, run: RunData, clients: Any) -> None:
@@ -258,7 +267,7 @@ def pooled_curve(run: RunData) -> CaptionedFigure | None:
             look = {"color": _colours(run)[label]} if held_out else BEFORE_TRAINING
             word = "validation" if held_out else "training"
             axes.plot(np.arange(1, len(values) + 1), values, **look, linewidth=1.4, label=word)
-        style.finish_axes(axes, metric.capitalize(), run.metric(metric).percent)
+        style.finish_axes(axes, run.metric(metric).capital_title, run.metric(metric).percent)
         axes.set_xlabel("Epoch")
         axes.legend(frameon=False)
     over = f" Mean of {len(found)} seeds." if len(found) > 1 else ""
@@ -358,11 +367,17 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     beyond = {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[below, above]
     figure, panels = style.panel_grid(list(grids), 1.75)
     titles = style.panel_titles(list(grids))
+    measured = np.unique(np.concatenate([rounds for _, rounds, _ in grids.values()]))
+    gaps = len(measured) <= measured[-1] - measured[0]
+    extent: tuple[float, ...]
     for axes, (label, (clients, rounds, values)) in zip(panels, grids.items(), strict=False):
-        extent = (rounds[0] - 0.5, rounds[-1] + 0.5, len(clients) - 0.5, -0.5)
-        image = style.draw_grid(axes, values, low, high, info.higher_is_better, extent=extent)
+        extent = (measured[0] - 0.5, measured[-1] + 0.5, len(clients) - 0.5, -0.5)
+        columns = _at_rounds(measured, rounds, values)
+        image = style.draw_grid(axes, columns, low, high, info.higher_is_better, extent=extent)
         axes.set_title(titles[label], loc="left")
         style.whole_numbers(axes)
+        if gaps:
+            axes.set_xticks(np.unique(_nearest(measured, np.linspace(measured[0], measured[-1], 5))))
         names = _client_names(run, clients, most=10, length=10)
         _name_clients(axes, clients, names)
     _widen(figure, names, 11)
@@ -372,6 +387,8 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
     figure.supxlabel("Round", size=8.5, color=INK)
     panels[0].set_ylabel("Client")
     caption = "After local training, on each client's own test split; an empty cell was not measured."
+    if gaps:
+        caption += " A column reaches half-way to the rounds that were measured before and after it."
     if run.same_clients and len(run.seeds) > 1 and run.leaves_out_clients("post_fit"):
         caption += f" A cell is the mean over those of the {len(run.seeds)} seeds that drew the client in that round."
     elif run.same_clients:
@@ -397,6 +414,21 @@ def _mean_grid(run: RunData, label: str, metric: str) -> tuple[Any, Any, Any] | 
     np.add.at(total, at, values[kept])
     np.add.at(count, at, 1)
     return shown, columns, np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+
+
+def _at_rounds(measured: Ints, rounds: Ints, values: Any) -> Any:
+    """The columns of some of the measured rounds, at their places among all rounds, in steps of half a round."""
+    placed = np.full((len(values), len(measured)), np.nan)
+    placed[:, np.searchsorted(measured, rounds)] = values
+    if len(measured) > measured[-1] - measured[0]:
+        return placed
+    steps = np.arange(measured[0] - 0.25, measured[-1] + 0.5, 0.5)
+    return placed[:, np.searchsorted(measured, _nearest(measured, steps))]
+
+
+def _nearest(measured: Ints, places: Floats) -> Ints:
+    """The measured round that is nearest to each place."""
+    return measured[np.searchsorted((measured[1:] + measured[:-1]) / 2, places)]
 
 
 def label_distribution(run: RunData) -> CaptionedFigure | None:

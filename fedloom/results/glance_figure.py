@@ -77,7 +77,7 @@ def _draw_seeds(axes: Axes, place: int, comparison: Comparison, label: str, colo
         return
     over_seeds = spread(values)
     if over_seeds.count > 1:
-        ends = over_seeds.interval(share=comparison.metric.share)
+        ends = style.clip_share(over_seeds.interval, comparison.metric.share)  # the axis ends there
         axes.plot(ends, [place, place], color=colour, linewidth=5, alpha=0.25, solid_capstyle="butt")
     axes.scatter(values, [place] * len(values), s=9, color=colour, alpha=0.75, zorder=3, linewidths=0)
     axes.plot([over_seeds.mean], [place], marker="|", markersize=11, markeredgewidth=1.8, color=colour, zorder=4)

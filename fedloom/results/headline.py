@@ -7,11 +7,12 @@ test split. `evaluate.headline` says which rounds count: the last one, the best 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedloom.results.curve_numbers import last_mean, peak
+from fedloom.results.sentences import say
 
 if TYPE_CHECKING:
     from fedloom.experiment.store import Store
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # the first one that was measured in a round counts: after local training in every round, or else the model in use
 PHASES: tuple[Phase, ...] = ("post_fit", "final", "pre_fit")
+MOST_NAMED = 6  # of more rounds, a note says how many there are
 
 
 def of_round(record: RoundRecord, task: Task) -> dict[str, float]:
@@ -52,6 +54,11 @@ def in_short(values: dict[str, float], task: Task) -> dict[str, float]:
     return {name: value for name, value in values.items() if name in ("loss", first)}
 
 
+def is_of_server(record: RoundRecord) -> bool:
+    """Whether `of_round` is about the global model on the test data that the server holds."""
+    return "test" in record.server
+
+
 def is_after_training(record: RoundRecord) -> bool:
     """Whether `of_round` is about clients' models after local training, and not about the model that they share."""
     after = _measured(record, "post_fit").values()
@@ -76,8 +83,9 @@ def of_cell(store: Store, cell: int, rule: str) -> dict[str, float]:
     lower = tuple(f"_{row['metric']}" for row in metrics if not row["higher_is_better"])
     by_round: dict[str, dict[int, list[float]]] = {}  # name → round → values
     pooled = store.is_pooled(cell)
+    after = store.trained_rounds(cell) if pooled else set()
     for row in (row for row in store.rows("client_metrics", cell) if row["value"] is not None):
-        for phase, round in _measures(row["phase"], row["round"], pooled):
+        for phase, round in _measures(row["phase"], row["round"], after if pooled else None):
             name = f"{phase}_{row['split']}_{row['metric']}"
             by_round.setdefault(name, {}).setdefault(round, []).append(row["value"])
     for row in store.rows("server_metrics", cell):
@@ -89,17 +97,21 @@ def of_cell(store: Store, cell: int, rule: str) -> dict[str, float]:
     }
 
 
-def _measures(phase: str, round: int, pooled: bool) -> Iterator[tuple[str, int]]:
+def _measures(phase: str, round: int, trained: Collection[int] | None) -> Iterator[tuple[str, int]]:
     """Yield before or after which round's local training a client's value was measured.
 
-    The pooled model trains at no client: what a client has after a round is what it has before the next one.
+    The pooled model trains at no client: what a client has after a round is what it has before the next one. It counts
+    for the rounds after which the other algorithms are measured, `trained`; None for other algorithms.
     """
-    if phase == "pre_fit" or (phase == "post_fit" and not pooled):
-        yield phase, round
-    if pooled and phase == "final":
-        yield "post_fit", round
-    if pooled and phase == "pre_fit" and round > 1:
-        yield "post_fit", round - 1
+    if trained is None:
+        if phase in ("pre_fit", "post_fit"):
+            yield phase, round
+        return
+    if phase == "pre_fit" and round in trained:
+        yield "pre_fit", round
+    after = round - 1 if phase == "pre_fit" else round
+    if phase in ("pre_fit", "final") and after in trained:
+        yield "post_fit", after
 
 
 def of_rounds(values: Iterable[float], rule: str, higher_is_better: bool) -> float:
@@ -126,6 +138,30 @@ def curves(run: RunData, label: str, metric: str) -> dict[int, tuple[Ints, Float
     """Return the headline's curve of each seed that has one."""
     found = {seed: curve(run, label, seed, metric) for seed in run.seeds}
     return {seed: one for seed, one in found.items() if len(one[0])}
+
+
+def unlike_rounds(run: RunData, metric: str, *, ends: bool = True) -> str:
+    """Say which algorithms are measured after which rounds, if these are not the same; empty if they are.
+
+    Without `ends`, it does not matter that one ended before another.
+    """
+    known = {
+        label: {int(round) for rounds, _ in curves(run, label, metric).values() for round in rounds}
+        for label in run.labels
+    }
+    known = {label: rounds for label, rounds in known.items() if rounds}
+    every = set().union(*known.values())
+    if all(rounds == {one for one in every if ends or one <= max(rounds)} for rounds in known.values()):
+        return ""
+    return say("note", "unlike_rounds", rounds="; ".join(f"{label} {_in_short(one)}" for label, one in known.items()))
+
+
+def _in_short(rounds: set[int]) -> str:
+    """Name a few rounds, or count many."""
+    found = sorted(rounds)
+    if len(found) <= MOST_NAMED:
+        return f"after {', '.join(map(str, found))}"
+    return f"{len(found)} times from {found[0]} to {found[-1]}"
 
 
 def curve_in_words(run: RunData) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from fedloom.errors import InputError, nearest
 from fedloom.metrics import is_share
 from fedloom.results.figure_style import FAINT, INK, finish_axes, new_figure, plot_line, styled
 from fedloom.results.run_data import RunData
-from fedloom.results.run_values import ClientValues, Curve, MetricInfo, Stats
+from fedloom.results.run_values import ClientValues, Curve, Floats, MetricInfo, Stats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +33,8 @@ TITLES = {
     "server": "Global model on the server",
 }
 MOST_BANDS = 20  # with more lines, bands around them would hide everything, and only the best lines can be followed
+NEAR = 0.015  # of all that lines range over: nearer ones hide each other
+MOST_LETTERS = 200  # of their names: more would be a second figure's worth of text
 BEST = 12  # lines in colour and with a name, if there are too many
 LONGEST = 80  # letters of a name: the figure is as wide as the longest one needs, but not without end
 OTHERS: dict[str, Any] = {"color": "#c8c8c8", "linestyle": "solid", "linewidth": 0.6}
@@ -153,7 +155,12 @@ def _draw(
     }
     right = LEFT + len(bands) * (PANEL + GAP) - GAP
     width = right + 0.61 + max(name.get_window_extent().width for name in names.values()) / figure.dpi
-    lines = textwrap.wrap(caption(seeds, set(bands), crowded) + note, int(width * 20))
+    said = (
+        caption(seeds, set(bands), crowded)
+        + _on_each_other(bands, shown, titles, MetricInfo(metric, True, True).percent)
+        + note
+    )
+    lines = textwrap.wrap(said, int(width * 20))
     bottom, plot = BOTTOM + 0.13 * len(lines), max(HEIGHT, LINE * len(shown))
     height = bottom + plot + TOP
     figure.set_size_inches(width, height)
@@ -177,6 +184,36 @@ def _draw(
         _scale(figure.axes, bands)
     _name_lines(figure, bands, styles, names, (right, bottom, plot))
     return figure
+
+
+def _on_each_other(bands: Bands, shown: Sequence[str], titles: Mapping[str, str], percent: bool) -> str:
+    """Name the lines that hide each other at the end, panel by panel: a reader would count fewer of them."""
+    means = np.concatenate([line.mean for panel in bands.values() for line in panel.values()])
+    scale = np.log if not percent and _differ_by_orders(means) else np.asarray
+    near, found = NEAR * float(np.ptp(scale(means))), dict[str, list[str]]()
+    short = dict(zip(shown, shorten_all(shown, LONGEST), strict=True))
+    for panel, drawn in bands.items():
+        groups: list[list[str]] = []
+        for label in (label for label in shown if label in drawn):
+            home = next((some for some in groups if _apart(drawn[some[0]], drawn[label], scale) < near), None)
+            groups += [[label]] if home is None else []
+            if home is not None:
+                home.append(label)
+        for group in (group for group in groups if len(group) > 1):
+            found.setdefault(", ".join(short[label] for label in group), []).append(
+                titles[panel][0].lower() + titles[panel][1:]
+            )
+    listed = "; ".join(f"{' and '.join(panels)}: {names}" for names, panels in found.items())
+    if len(listed) > MOST_LETTERS:
+        return " Some lines lie on each other in the second half: the tables tell them apart."
+    return f" Lines that lie on each other in the second half, {listed}." if listed else ""
+
+
+def _apart(one: Band, other: Band, scale: Callable[[Floats], Floats]) -> float:
+    """Return how far two lines are from each other, on average over the second half of the rounds that both have."""
+    rounds, here, there = np.intersect1d(one.rounds, other.rounds, return_indices=True)
+    half = len(rounds) // 2
+    return float(np.abs(scale(one.mean[here]) - scale(other.mean[there]))[half:].mean()) if len(rounds) > 1 else np.inf
 
 
 def _best(bands: Bands, higher_is_better: bool) -> set[str]:
@@ -265,10 +302,14 @@ def _draw_panel(axes: Axes, drawn: dict[str, Band], styles: Styles, shade: float
     axes.tick_params(which="both", width=0.7)
 
 
+def _differ_by_orders(means: Floats) -> bool:
+    return bool(means.min() > 0 and means.max() > 50 * means.min())
+
+
 def _scale(panels: Sequence[Axes], bands: Bands) -> None:
     """Use a logarithmic scale if means differ by orders of magnitude, as when one algorithm diverges."""
     means = np.concatenate([line.mean for panel in bands.values() for line in panel.values()])
-    if means.min() > 0 and means.max() > 50 * means.min():
+    if _differ_by_orders(means):
         for axes in panels:
             axes.set_yscale("log", nonpositive="clip")
         panels[0].set_ylim(means.min() / 1.6, means.max() * 1.6)

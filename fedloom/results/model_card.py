@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import __version__
+from fedloom.data.preprocessing import Preprocessing
 from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
 from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, TITLES, Comparison, comparisons
@@ -22,6 +23,7 @@ from fedloom.results.statistics import spread
 from fedloom.results.table import show
 
 MOST_CLIENTS = 50  # in the card's table
+MOST_INPUTS = 100  # in the table of columns
 NAME = "MODEL_CARD.md"
 AT_THE_END = ("server_test", "test", "universal")  # what is measured in the last round, whatever the headline is
 
@@ -41,13 +43,14 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     text = template.render(
         run=run,
         preprocessing=preprocessing,
+        inputs=list(_inputs(preprocessing)),
         model=task.get("model", "a torch module"),
         loss=task.get("loss", "of its own"),
         clients=shown,
         examples=f"{sum(client['train'] for client in run.clients):,}",
         held=_held(run),
         not_evaluated=not_evaluated(run),
-        metrics=list(run.metrics),
+        metrics=[run.metric(name).title for name in run.metrics],
         exported=exported,
         cells={(cell.algorithm, cell.seed): run.cells[cell.algorithm, cell.seed] for cell in result.runs},
         measured=measured,
@@ -59,6 +62,19 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
     )
     write_atomically(folder / NAME, text.encode())
     return folder / NAME
+
+
+def _inputs(preprocessing: Preprocessing) -> Iterator[Sequence[str]]:
+    """One row for each column: its name, its kind, and for scaled numbers what they were in training."""
+    first = 0
+    for column in preprocessing.columns[:MOST_INPUTS]:
+        count = len(column.categories)
+        kind = f"{count} categor{'y' if count == 1 else 'ies'}" if count else "number"
+        known = bool(preprocessing.mean) and not count
+        mean, std = (preprocessing.mean[first], preprocessing.std[first]) if known else (0.0, 0.0)
+        usual = f"{mean:.4g} ± {std:.3g}" if math.isfinite(std) else "no values"
+        yield column.name, kind, usual if known else ""
+        first += len(column.features)
 
 
 def _held(run: RunData) -> list[str]:
@@ -116,12 +132,12 @@ def _measured(run: RunData, labels: Collection[str]) -> Iterator[Sequence[str]]:
         for one in [one for one in every if one.key in AT_THE_END] or every:
             for label, values in ((label, one.values[label]) for label in one.values if label in labels):
                 found = spread(list(values.values()))
-                low, high = found.interval(share=one.metric.share) if found.count > 1 else _range(run, one, label)
+                low, high = found.interval if found.count > 1 else _range(run, one, label)
                 kind = one.metric.number_format
                 interval = "" if math.isnan(low) else f"{show(low, kind)} to {show(high, kind)}"
                 if found.std == 0:
                     interval = "the same in all seeds"  # an interval without a width would look like certainty
-                yield metric, label, one.way, show(found.mean, kind), interval
+                yield one.metric.title, label, one.way, show(found.mean, kind), interval
 
 
 def _range(run: RunData, comparison: Comparison, label: str) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from fedloom.data.csv_text import CsvText, check_points, composed, has_decimal_c
 from fedloom.data.plausibility import unusual
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.sources.archive import NOT_TEXT, open_text
+from fedloom.data.unit_of_rows import other_unit
 from fedloom.errors import InputError
 from fedloom.results.safe_text import for_spreadsheet
 from fedloom.score_metrics import is_binary
@@ -164,6 +165,7 @@ class Predictor(nn.Module):
             here = slice(place, place + 1)
             values, mean, std = (part[..., here].double().numpy() for part in (x, self.mean, self.std))
             name = self.preprocessing.features[place]
+            said += other_unit(name, values[:, 0], float(mean[0]), float(std[0]), rows)
             said += unusual([name], values, mean, std, None if limits is None else limits[:, here], rows)
         return said
 
@@ -215,7 +217,7 @@ def _check_some(rows: Any) -> None:
 
 
 def _warn(predictor: Predictor, x: Tensor) -> None:
-    for caution in predictor.cautions(x):
+    for caution in (*predictor.preprocessing.units, *predictor.cautions(x)):
         logging.getLogger("fedloom").warning(caution)
 
 
@@ -283,7 +285,7 @@ def predict_file(
                 raise InputError(f"The file {path} has no examples: add at least one line after the header.")
             rows = "rows that are predicted" if bad else "rows"
             about = predictor.cautions(torch.cat(seen), rows) if seen else ()
-            for caution in (*preprocessing.lacked(lacking), *about):
+            for caution in (*preprocessing.units, *preprocessing.lacked(lacking), *about):
                 tell(caution)
             if bad:
                 tell(f"{len(bad):,} of {read:,} rows have no prediction:{_reasons(bad)}")

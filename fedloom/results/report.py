@@ -22,6 +22,7 @@ from fedloom.results.comparisons import (
     Comparison,
     best_first,
     best_labels,
+    in_common_seeds,
     main_comparison,
     universal_comparison,
 )
@@ -116,32 +117,34 @@ def _contents(
     )
 
 
-def result_in_words(run: RunData, pairs: bool = True) -> Iterator[str]:
+def result_in_words(run: RunData, baseline: str | None = None) -> Iterator[str]:
     """What came out: one paragraph for the main comparison, and one for the universal test.
 
-    Without `pairs`, it does not say how the best algorithm compares with each other one.
+    With a `baseline`, only differences to it are tested, and the paragraphs say nothing of other pairs.
     """
     main = main_comparison(run)
     if main is None:
         why = not_evaluated(run)
         yield f"The model {why}." if run.done and why else "No algorithm has finished with a measurement yet."
         return
-    yield " ".join(_best_in_words(run, main, pairs))
+    yield " ".join(_best_in_words(run, main, baseline))
     universal = universal_comparison(run, main.metric.name)
     if universal is not None:
         others = main.key in PHASES and not {*best_labels(run, universal)} & {*best_labels(run, main)}
-        yield " ".join([*_best_in_words(run, universal, pairs), *([say("result", "two_tests")] if others else [])])
+        yield " ".join([*_best_in_words(run, universal, baseline), *([say("result", "two_tests")] if others else [])])
 
 
-def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> Iterator[str]:
+def _best_in_words(run: RunData, comparison: Comparison, baseline: str | None = None) -> Iterator[str]:
     """The best federated algorithm, how it compares with the others, and the pooled model beside it."""
-    over_seeds = {label: spread(list(values.values())) for label, values in comparison.values.items()}
+    ranked = in_common_seeds(run, comparison)
+    over_seeds = {label: spread(list(values.values())) for label, values in ranked.values.items()}
     order, tied = best_first(run, comparison), best_labels(run, comparison)
     federated = [label for label in order if not run.is_pooled(label)]
     metric, best = comparison.metric, order[0]
     same = [label for label in tied if comparison.values[label] == comparison.values[best]]
-    title = comparison.title[:1].upper() + comparison.title[1:]
+    title = f"{comparison.metric.capital_title}, {comparison.way}"
     uneven = len({*map(frozenset, comparison.values.values())}) > 1
+    fewer = uneven and any(ranked.values[label] != comparison.values[label] for label in federated)
     one_seed = over_seeds[best].count == 1
     names, several = _with_interval(_listed(same), over_seeds[best], metric, uneven), ""
     if len(same) < len(tied):
@@ -151,18 +154,25 @@ def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> 
         several = f" have the same {metric.name}" + ("" if one_seed else " in every seed")
     if len(federated) > len(tied):
         what, limit = "mean", f",{comparison.where}" if comparison.one_split else ""
+        if fewer:
+            several_seeds = f"the {over_seeds[best].count} seeds" if not one_seed else "the one seed"
+            limit = f", over {several_seeds} that all of them have{limit}"
         if one_seed:
-            what, limit = "number", ", with one seed: this may be chance"
+            what, limit = "number", f"{limit if fewer else ', with one seed'}: this may be chance"
         best_of = f"the best {what} of the {len(federated)} algorithms that leave the data where it is{limit}"
         several += f", {best_of}" if several else f" has {best_of}"
     yield f"{title}: {names}{several}."
     if uneven:
-        yield say("result", "other_seeds")
-    if pairs:
-        others = [label for label in federated if label not in same]
-        named = {"it": best, "it_is": f"{best} is", "its": f"{best}'s"}  # where another one has the same mean
-        pronouns = named if len(same) < len(tied) else TIED if len(tied) > 1 else ONE
-        yield from _against_others(best, others, comparison, pronouns)
+        apart = len(federated) > 1 and not set.intersection(*({*comparison.values[label]} for label in federated))
+        yield say("result", "common_seeds" if fewer else "no_common_seeds" if apart else "other_seeds")
+    first = baseline if baseline in tied else best
+    others = [label for label in federated if label != first and (label not in same or first not in same)]
+    named = {"it": first, "it_is": f"{first} is", "its": f"{first}'s"}  # where another one has the same mean
+    pronouns = named if len(same) < len(tied) else TIED if len(tied) > 1 else ONE
+    if baseline is None or first == baseline:
+        yield from _against_others(first, others, comparison, pronouns, baseline)
+    elif baseline in comparison.values:
+        yield from _against_baseline(best, baseline, comparison, pronouns)
     for label in order:
         if run.is_pooled(label) and federated:
             yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric, uneven))
@@ -171,13 +181,18 @@ def _best_in_words(run: RunData, comparison: Comparison, pairs: bool = True) -> 
 
 
 def _against_others(
-    best: str, others: Sequence[str], comparison: Comparison, pronouns: Mapping[str, str] = ONE
+    best: str,
+    others: Sequence[str],
+    comparison: Comparison,
+    pronouns: Mapping[str, str] = ONE,
+    baseline: str | None = None,
 ) -> Iterator[str]:
     """Which algorithms the best one is better than, as far as these seeds show.
 
-    `pronouns` stand for it, or for several that have its numbers.
+    `pronouns` stand for it, or for several that have its numbers. With a `baseline`, intervals are those of the pairs
+    with it, which are all that there are.
     """
-    pairs = {(each.first, each.second): each for each in differences(comparison.values)}
+    pairs = {(each.first, each.second): each for each in differences(comparison.values, baseline)}
     found = {other: pairs.get((best, other)) or pairs[other, best] for other in others}
     if not found or all(each.spread.count < 2 for each in found.values()):
         return
@@ -190,7 +205,8 @@ def _against_others(
         ]:
             yield say("result", "alike_fixed" if fixed else "alike", alike=_listed(some), **pronouns)
     if close:
-        widest = max(abs(side) for other in close for side in found[other].interval(comparison.metric.share))
+        widest = max(abs(side) for other in close for side in found[other].interval)
+        widest = min(widest, 1.0) if comparison.metric.share else widest  # further apart they cannot be
         bound = show(widest, comparison.metric.difference_format).removeprefix("+")  # with the digits of the table
         unit = " points" if comparison.metric.percent else ""
         yield say("result", "close", close=_listed(close), widest=bound, unit=unit, where=comparison.where, **pronouns)
@@ -206,6 +222,19 @@ def _against_others(
                 )
 
 
+def _against_baseline(best: str, baseline: str, comparison: Comparison, pronouns: Mapping[str, str]) -> Iterator[str]:
+    """How the best algorithm compares with a baseline that is another one."""
+    found = differences(comparison.values, baseline)
+    (each,) = (one for one in found if one.first == best)
+    if each.spread.std > 0:
+        kind, unit = comparison.metric.difference_format, " points" if comparison.metric.percent else ""
+        gap, low, high = (show(value, kind) for value in (each.spread.mean, *each.interval))
+        yield say("result", "to_baseline", baseline=baseline, gap=gap, low=low, high=high, unit=unit, **pronouns)
+    yield from _against_others(best, [baseline], comparison, pronouns, baseline)
+    if len(found) > 1 and each.spread.count > 1:
+        yield say("result", "not_tested", baseline=baseline)
+
+
 def _is_fixed(comparison: Comparison, label: str) -> bool:
     """Whether all seeds of an algorithm have the same number."""
     return spread(list(comparison.values[label].values())).std == 0
@@ -216,7 +245,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _with_interval(label: str, found: Spread, metric: MetricInfo, count: bool) -> str:
-    kind, (low, high) = metric.number_format, found.interval(share=metric.share)
+    kind, (low, high) = metric.number_format, found.interval
     interval = f", 95 % interval {show(low, kind)} to {show(high, kind)}"
     if found.std == 0:
         interval = f", the same in all {found.count} seeds"  # an interval without a width would look like certainty

@@ -29,6 +29,7 @@ from fedloom.results.sentences import first_three, say
 from fedloom.results.statistics import spread
 from fedloom.results.table import two_digits
 from fedloom.results.weak_models import easy_own_tests, left_behind, misses_most, no_better_than_guessing
+from fedloom.results.weighted_means import another_leads_by_examples
 
 FEW_SEEDS = 6
 ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a network did not answer
@@ -40,7 +41,8 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     """All cautions about a run, or those about some of its algorithms, as sentences, the most serious first."""
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, no_better_than_guessing),
-        *(partial(in_words, whole=run), _same_weights, _overfitting, easy_own_tests, left_behind, _imitations),
+        *(partial(in_words, whole=run), another_leads_by_examples, _same_weights, _overfitting, easy_own_tests),
+        *(left_behind, _imitations),
         *(_chosen_on_test, about_seeds, small_tests, misses_most, undefined, _incomparable, _withheld),
         *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
@@ -57,7 +59,8 @@ def about_numbers(run: RunData, labels: Collection[str] | None = None) -> list[s
 
 def on_screen(run: RunData) -> list[str]:
     """The cautions below a run's table in a terminal."""
-    return [*no_better_than_guessing(run), *about_numbers(run), *easy_own_tests(run), *misses_most(run)]
+    checks = (no_better_than_guessing, about_numbers, another_leads_by_examples, easy_own_tests, misses_most)
+    return [caution for check in checks for caution in check(run)]
 
 
 def _unfinished(run: RunData) -> Iterator[str]:
@@ -359,13 +362,14 @@ def about_algorithms(run: RunData, others: Collection[str]) -> Iterator[str]:
 
 
 def _weak_privacy(run: RunData) -> Iterator[str]:
-    """An ε or δ that protects hardly anybody, at sites; what a simulation has of it is among `_data`."""
+    """A protection that protects hardly anybody, at sites; what a simulation has of it is among `_data`."""
     if run.is_network:
+        drawn, many = run.known_sampling, len(run.clients)
+        cohort = drawn.steady_size(many) if drawn is not None and many else None
         with suppress(FedloomError):  # a table of a later version
             sizes = [client["train"] for client in run.clients if client["train"]]  # a secure sum hides them
-            yield from doubts(
-                PrivacyTable(**(run.description.get("privacy") or {})), len(run.clients), min(sizes, default=None)
-            )
+            table = PrivacyTable(**(run.description.get("privacy") or {}))
+            yield from doubts(table, many, min(sizes, default=None), cohort=cohort)
 
 
 def _network(run: RunData) -> Iterator[str]:

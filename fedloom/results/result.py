@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fedloom.algorithm import Algorithm
+    from fedloom.data.federation import Federation
     from fedloom.data.preprocessing import Preprocessing
     from fedloom.experiment.checkpoint import Checkpoint
     from fedloom.experiment.plan import Plan
@@ -167,7 +168,12 @@ class Result:
             return store.rows(TABLES[table])
 
     def frame(self, table: str = "clients") -> pandas.DataFrame:
-        """Return a table (clients, server, rounds, participants, history, pooled, public) as a pandas data frame."""
+        """Return a table (clients, server, rounds, participants, history, pooled, public) as a pandas data frame.
+
+        The pooled model trains a client that does not exist, `everyone`, which owns all examples: leave it out of means
+        over clients. Its phase is `post_fit`. What a real client has with this model after round r is in `pre_fit` of
+        round r + 1, or in `final`.
+        """
         frames, rows = optional("pandas", "Tables as data frames need pandas", "pandas"), self.rows(table)
         if rows:
             return frames.DataFrame(rows)
@@ -300,7 +306,8 @@ class Result:
         from fedloom.experiment.run_folder import preprocessing_file
 
         path = preprocessing_file(self.folder, seed)
-        return Preprocessing.read(path) if path.is_file() else self._from_plan(_preprocessing_of(seed))
+        # earlier versions wrote no file, or that of the first seed only
+        return Preprocessing.read(path) if path.is_file() else self._data(seed).preprocessing
 
     def predict(
         self,
@@ -413,19 +420,25 @@ class Result:
         """What clients keep, after each has chosen a model by its own data, if its algorithm lets clients choose."""
         if not made.chooses:
             return kept  # most algorithms: no data needed
-        from fedloom.experiment.run_folder import check_same_data
         from fedloom.federation.evaluation import chosen
         from fedloom.training.clients import Clients
         from fedloom.training.probe import probe
 
-        federation = self._from_plan(lambda plan: plan.federation(cell.seed))
-        with Store(self.folder, read_only=True) as store:
-            check_same_data(store, federation, cell.seed)
+        federation = self._data(cell.seed)
         setup = probe(federation, task).setup(group=1)
         return {
             number: chosen(made, task, state, own, Clients(federation, (number,), setup=setup))
             for number, own in kept.items()
         }
+
+    def _data(self, seed: int) -> Federation:
+        """Load the data of a seed again. It must not have changed since the run."""
+        from fedloom.experiment.run_folder import check_same_data
+
+        federation = self._from_plan(lambda plan: plan.federation(seed))
+        with Store(self.folder, read_only=True) as store:
+            check_same_data(store, federation, seed)
+        return federation
 
     def _file_name(self, client: int) -> str:
         """Return a client's name; one that is only its number says that it is a client's."""
@@ -472,10 +485,6 @@ def _path(given: object) -> Path:
     if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"A path must be a string or a pathlib.Path. Got {given!r} instead.")
     return Path(given)
-
-
-def _preprocessing_of(seed: int) -> Callable[[Plan], Preprocessing]:
-    return lambda plan: plan.federation(seed).preprocessing
 
 
 def overall(statuses: set[str], abandoned: bool) -> str:

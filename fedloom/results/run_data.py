@@ -211,17 +211,21 @@ class RunData:
         """A metric of one cell at its clients. Values that are not finite are left out.
 
         The pooled model does not train at clients: what a client has after a round is what it has before the next one.
+        It is shown for the rounds in which its own training was measured, which are those of the other algorithms.
         The pooled model is measured at all clients, but shown only for the clients at which the other algorithms are
         measured: after local training, and everywhere if `evaluate.clients` is "cohort", those that were drawn.
         """
         found = self._stored_values(label, seed, phase, metric, split)
-        if not self.is_pooled(label) or not self.about_drawn_clients(phase):
+        if not self.is_pooled(label):
             return found
         if phase == "post_fit":
             before, final = (self._stored_values(label, seed, one, metric, split) for one in ("pre_fit", "final"))
-            later = before.keep(before.rounds > 1)
-            clients, values = np.append(later.clients, final.clients), np.append(later.values, final.values)
-            found = ClientValues(np.append(later.rounds - 1, final.rounds), clients, values)
+            clients, values = np.append(before.clients, final.clients), np.append(before.values, final.values)
+            found = ClientValues(np.append(before.rounds - 1, final.rounds), clients, values)
+        if phase in ("pre_fit", "post_fit"):
+            found = found.keep(np.isin(found.rounds, self._trained_rounds(label, seed)))
+        if not self.about_drawn_clients(phase):
+            return found
         if self.has_clock:  # every algorithm has its own clients: there are none to show the pooled model for
             return found.keep(np.zeros(len(found), dtype=np.bool_))
         if self.sampling is None:
@@ -231,6 +235,14 @@ class RunData:
             cohort = np.asarray(self.sampling.draw(len(self.clients), round, seed))
             drawn |= (found.rounds == round) & np.isin(found.clients, cohort)
         return found.keep(drawn)
+
+    @property
+    def data_marks(self) -> dict[str, str]:
+        """What data a SHA-256 is of → the SHA-256: a line for all seeds, if they have the same data."""
+        known = self.data_fingerprints
+        if self.has_one_split and len(known) > 1:
+            return {"data of all seeds": next(iter(known.values()))}
+        return {f"data of seed {seed}": sha256 for seed, sha256 in known.items()}
 
     @property
     def has_one_split(self) -> bool:
@@ -333,6 +345,13 @@ class RunData:
         values: ClientValues = self._cached((label, seed, phase, metric, split), read)
         return values
 
+    def _trained_rounds(self, label: str, seed: int) -> Sequence[int]:
+        cell = self.cells.get((label, seed))
+        found: Sequence[int] = self._cached(
+            ("trained rounds", label, seed), lambda store: sorted(store.trained_rounds(cell["id"])) if cell else ()
+        )
+        return found
+
     def summary(self, label: str, seed: int) -> dict[str, float]:
         """The final numbers of one cell, which the report compares: see `Store.summary`."""
         cell = self.cells[label, seed]["id"]
@@ -351,7 +370,11 @@ class RunData:
         own_models = phase != "post_fit" and label in (self.facts.get(OWN_MODELS) or ())  # see `Store.summary`
         if own_models or (self.leaves_out_clients(phase) and self.is_pooled(label)):
             return np.empty(0, np.int64), np.empty(0)
-        return self._curve("pooled_metrics", label, seed, metric=metric, split=split, phase=phase)
+        rounds, values = self._curve("pooled_metrics", label, seed, metric=metric, split=split, phase=phase)
+        if phase != "pre_fit" or not self.is_pooled(label):
+            return rounds, values
+        known = np.isin(rounds, self._trained_rounds(label, seed))
+        return rounds[known], values[known]
 
     @cached_property
     def has_server_test(self) -> bool:

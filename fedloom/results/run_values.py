@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.metrics import is_percentage, is_share
+from fedloom.metrics import heading, is_percentage, is_share
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -145,8 +145,12 @@ class MetricInfo:
 
     @property
     def capital_title(self) -> str:
-        """The same for the beginning of a sentence."""
-        return self.title[:1].upper() + self.title[1:]
+        """The name for a heading or the beginning of a sentence.
+
+        >>> [MetricInfo(name, True, True).capital_title for name in ("auroc_macro", "balanced_accuracy", "f1_of_0")]
+        ['AUROC macro', 'Balanced accuracy', 'F1 of 0']
+        """
+        return heading(self.name) + (f" ({self.of_class})" if self.of_class else "")
 
     @property
     def percent(self) -> bool:

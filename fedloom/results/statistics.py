@@ -32,9 +32,10 @@ class Spread:
     low: float = math.nan
     high: float = math.nan
 
-    def interval(self, *, share: bool) -> tuple[float, float]:
-        """The t interval, cut to what is possible: a share is between 0 and 1."""
-        return (max(self.low, 0.0), min(self.high, 1.0)) if share else (self.low, self.high)
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The t interval. It is not cut: that of a share may reach beyond 0 or 1."""
+        return self.low, self.high
 
 
 def known_mean(values: Sequence[float]) -> float | None:
@@ -88,13 +89,13 @@ class Difference:
         """Whether this may be called a difference: the interval excludes zero, and seeds do differ."""
         return self.spread.std > 0 and (self.spread.low > 0 or self.spread.high < 0)
 
-    def interval(self, share: bool) -> tuple[float, float]:
-        """Return the interval; that of two shares ends at 1, or 100 points, because they cannot be further apart.
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval, which is not cut: that of two shares may reach beyond 1, or 100 points.
 
         It is NaN if all seeds differ by the same amount: without a width, it would look like certainty.
         """
-        low, high = (self.spread.low, self.spread.high) if self.spread.std > 0 else (math.nan, math.nan)
-        return (max(low, -1.0), min(high, 1.0)) if share else (low, high)
+        return self.spread.interval if self.spread.std > 0 else (math.nan, math.nan)
 
 
 def seeds_for_a_rank_test(pairs: int) -> int:
@@ -156,7 +157,6 @@ def in_words(
     *,
     metric: str = "accuracy",
     percent: bool = True,
-    share: bool = False,
     higher_is_better: bool = True,
     one_split: bool = False,
 ) -> str:
@@ -177,7 +177,7 @@ def in_words(
     if difference.p is None:
         return say("difference", "no_spread" if found.mean else "same", count=found.count, **values)
     together = " with the others" if difference.pairs > 1 else ""
-    low, high = (show(side, "points" if percent else "difference") for side in difference.interval(share or percent))
+    low, high = (show(side, "points" if percent else "difference") for side in difference.interval)
     values["span"] = f"95 % interval{together} {low} to {high}{unit}, {found.count} seeds"
     effect = "" if math.isnan(difference.effect) else f", effect size {difference.effect:.2g}".replace("-", "−")
     values["test"] = f"corrected p = {difference.p:.3g}{effect}"

@@ -11,7 +11,16 @@ from rich.table import Table
 from fedloom.errors import InputError, nearest
 from fedloom.privacy.words import TEST_SET
 from fedloom.results.clients_of_seeds import undefined_at
-from fedloom.results.comparisons import ABOUT_CLIENTS, best_labels, finished, headline_of, main_comparison
+from fedloom.results.comparisons import (
+    ABOUT_CLIENTS,
+    Comparison,
+    best_labels,
+    comparisons,
+    finished,
+    headline_of,
+    in_common_seeds,
+    main_comparison,
+)
 from fedloom.results.disclosure import not_evaluated
 from fedloom.results.result import CellResult, Result
 from fedloom.results.run_data import RunData
@@ -35,9 +44,9 @@ def in_short(run: RunData) -> str:
     if main is None:
         return ""
     best, *tied = best_labels(run, main)
-    mean = statistics.fmean(main.values[best].values())
+    mean = statistics.fmean(in_common_seeds(run, main).values[best].values())
     several = "" if not tied else f" and {tied[0] if len(tied) == 1 else f'{len(tied)} more'}"
-    return f"{best}{several}: {show(mean, main.metric.number_format)} {main.metric.name}"
+    return f"{best}{several}: {show(mean, main.metric.number_format)} {main.metric.title}"
 
 
 def table(result: Result, metric: str | None = None) -> Table:
@@ -60,14 +69,17 @@ def table(result: Result, metric: str | None = None) -> Table:
     done = finished(result.runs)
     over = f"{seeds} seeds" if len(done) == len(result.runs) else "the seeds that are finished"
     nothing = f"The model {not_evaluated(run)}. {TEST_SET}" if not measured and done and not_evaluated(run) else ""
-    title = f"{result.name}: {'not evaluated' if nothing else metric}" + (
+    title = f"{result.name}: {'not evaluated' if nothing else run.metric(metric).title}" + (
         f", mean of {over}" if seeds > 1 and done else ""
     )
     unknown = [name for name in result.metrics if name not in measured] if measured else []
     drawn = {key: run.drawn(ABOUT_CLIENTS[key]) for key in columns if key in ABOUT_CLIENTS}
     caption = nothing or _caption(set(columns), result.rule, unknown, any(drawn.values()))
+    compared = {one.key: one for one in comparisons(run, metric)} if done else {}
     if without := undefined_at(run, metric):
-        caption += f" {metric} is undefined at {without}: means leave them out."
+        caption += f" {run.metric(metric).title} is undefined at {without}: means leave them out."
+    if any(one.common for one in compared.values()):
+        caption += " " + say("note", "uneven", metric=run.metric(metric).title)
     made = Table(title=title, caption=caption)
     made.add_column("algorithm", no_wrap=True)  # in a narrow terminal, headings give way before names
     for column in ("rounds", *(name + drawn.get(key, "") for key, name in columns.items())):
@@ -75,7 +87,7 @@ def table(result: Result, metric: str | None = None) -> Table:
     for label in run.labels:
         cells = [cell for cell in result.runs if cell.algorithm == label]
         for name, some in _rows(label, cells).items():
-            means = [_mean(run, some, key, metric, result.rule) for key in columns]
+            means = [_mean(run, some, key, metric, compared.get(key)) for key in columns]
             made.add_row(name, _rounds(some, cells), *means)
     return made
 
@@ -88,8 +100,14 @@ def _rows(label: str, cells: list[CellResult]) -> dict[str, list[CellResult]]:
     return {label: begun} if len(cells) == 1 else {f"{label}, seed {cell.seed}": [cell] for cell in begun}
 
 
-def _mean(run: RunData, cells: list[CellResult], key: str, metric: str, rule: str) -> str:
-    values = [headline_of(run, cell, key, metric, rule) for cell in cells]
+def _mean(run: RunData, cells: list[CellResult], key: str, metric: str, compared: Comparison | None) -> str:
+    """The mean over a row's seeds: of finished cells what algorithms are compared by, else how far the cells are."""
+    values = (
+        headline_of(run, cell, key, metric, run.result.rule)
+        if compared is None or cell.status != "done"
+        else compared.values.get(cell.algorithm, {}).get(cell.seed)
+        for cell in cells
+    )
     known = [value for value in values if value is not None]
     return show(statistics.fmean(known) if known else None, MetricInfo(metric, True, True).number_format)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedloom.results.safe_text import for_latex, for_spreadsheet, visible
@@ -14,6 +14,7 @@ from fedloom.results.safe_text import for_latex, for_spreadsheet, visible
 Value = str | int | float | None
 # row → field of Stats
 STATISTICS = {"Average": "mean", "Standard deviation": "std", "Lowest": "low", "Highest": "high"}
+MOST_DECIMALS = 8  # a number that needs more has an exponent
 MOST_PRINTED = 2000  # a table with more rows is written only as CSV
 
 LATEX = Path(__file__).parent / "templates" / "table.tex"
@@ -77,6 +78,25 @@ class Table:
         ]
 
 
+def with_column(table: Table, title: str, values: Sequence[Value], kind: str) -> Table:
+    """The table with one more column after its first."""
+    (first, *titles), (text, *kinds) = table.columns, table.kinds
+    rows = tuple((label, value, *row) for (label, *row), value in zip(table.rows, values, strict=True))
+    return replace(table, columns=(first, title, *titles), kinds=(text, kind, *kinds), rows=rows)
+
+
+def from_to(counts: Collection[int]) -> int | str | None:
+    """The one count, or the smallest and the largest of several.
+
+    >>> from_to([3, 3]), from_to([4, 1, 2]), from_to([])
+    (3, '1 to 4', None)
+    """
+    if not counts:
+        return None
+    least, most = min(counts), max(counts)
+    return least if least == most else f"{least} to {most}"
+
+
 def missing(value: Value) -> bool:
     """Whether a value is None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
@@ -89,6 +109,19 @@ def two_digits(value: float) -> str:
     ('120', '0.046')
     """
     return f"{float(f'{value:.2g}'):g}"
+
+
+def with_half(mean: float, half: float) -> str:
+    """Return a mean and half of its interval with the same decimals: as many as the mean needs for four digits.
+
+    >>> with_half(0.402, 0.02737), with_half(12.5, 3.0), with_half(0.0, 0.0001), with_half(1e-12, 2e-12)
+    ('0.4020 ± 0.0274', '12.50 ± 3.00', '0.0000000 ± 0.0001000', '1.000e-12 ± 2.000e-12')
+    """
+    largest = abs(mean) or half
+    decimals = 3 - math.floor(math.log10(largest)) if largest else 3
+    if not -3 <= decimals <= MOST_DECIMALS:
+        return f"{mean:.3e} ± {half:.3e}"
+    return f"{mean:.{max(decimals, 0)}f} ± {half:.{max(decimals, 0)}f}"
 
 
 def show(value: Value, kind: str) -> str:
@@ -107,7 +140,7 @@ def show(value: Value, kind: str) -> str:
             if value >= size:
                 return f"{value / size:.2f} {unit}"
     formats: dict[str, Callable[[float], str]] = {  # + 0.0 makes −0 to 0
-        "percent": lambda v: f"{100 * v:.2f} %",
+        "percent": lambda v: f"{100 * v:.2f} %".replace("-", "−"),
         "deviation": lambda v: f"{100 * v:.2f}",
         "points": lambda v: f"{round(100 * v, 2) + 0.0:+.2f}".replace("-", "−"),
         "difference": lambda v: f"{v:+.4g}".replace("-", "−"),

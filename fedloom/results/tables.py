@@ -32,9 +32,10 @@ from fedloom.results.statistics import (
     seeds_for_a_rank_test,
     spread,
 )
-from fedloom.results.table import Table, Value, show
+from fedloom.results.table import Table, Value, from_to, show, with_column, with_half
 
 LAST = 10  # rounds at the end of a curve whose mean the table has
+FEWER_ROUNDS = "speed-up in rounds"  # not in time: its column is beside those of time
 MOST_NAMED = 6  # of more pairs that differ clearly, or alike in all seeds, a note does not say which ones
 
 
@@ -54,6 +55,8 @@ def overview(run: RunData) -> Iterator[Table]:
         labels = [label for label in run.labels if any(label in one.values for one in found)]
         if labels:
             name, title, note = f"overview_{metric}", f"Results: {run.metric(metric).title}", _overview_note(found)
+            if run.result.rule != "final":
+                note = f"{note} {headline.unlike_rounds(run, metric)}".rstrip()
             spreads = {label: [spread(list(one.values.get(label, {}).values())) for one in found] for label in labels}
             numbers = tuple((label, *(each for one in spreads[label] for each in _numbers(one))) for label in labels)
             columns = ("algorithm", *(text for one in found for text in (one.way, f"{one.way}, ±")))
@@ -67,14 +70,20 @@ def overview(run: RunData) -> Iterator[Table]:
 def _overview_note(found: Sequence[Comparison]) -> str:
     counts = _seed_counts(found)
     alike = any(spread(list(values.values())).std == 0 for one in found for values in one.values.values())
+    shares = [spread(list(one.values())) for each in found if each.metric.share for one in each.values.values()]
+    ways = [one.way for one in found]
     parts = {
+        "own_test": any("own test" in way for way in ways),
         "same_number": alike,
         "universal": counts != {1} and any(one.key == "universal" for one in found),
-        "phases": counts != {1},
+        "phases": counts != {1} and all(any(way.startswith(one) for way in ways) for one in ("after local", "final")),
         "pooled": any(one.key.startswith("pooled") for one in found),
         "drawn": any(one.drawn for one in found),
     }
-    return " ".join([_note_over_seeds(found, "overview"), *(say("note", part) for part, here in parts.items() if here)])
+    words = [_note_over_seeds(found, "overview"), *(say("note", part) for part, here in parts.items() if here)]
+    if any(one.std > 0 and (one.low < 0 or one.high > 1) for one in shares):
+        words.insert(1, say("note", "beyond"))
+    return " ".join(words)
 
 
 def _numbers(over_seeds: Spread) -> tuple[float, float | None]:
@@ -84,7 +93,11 @@ def _numbers(over_seeds: Spread) -> tuple[float, float | None]:
 
 def _shown(over_seeds: Spread, metric: MetricInfo) -> str:
     mean, half = _numbers(over_seeds)
-    return show(mean, metric.number_format) + ("" if half is None else f" ± {show(half, metric.deviation_format)}")
+    if half is None:
+        return show(mean, metric.number_format)
+    if not metric.percent:
+        return with_half(mean, half)
+    return f"{show(mean, metric.number_format)} ± {show(half, metric.deviation_format)}"
 
 
 def _with_more(table: Table, found: Sequence[Comparison], run: RunData) -> Table:
@@ -93,20 +106,12 @@ def _with_more(table: Table, found: Sequence[Comparison], run: RunData) -> Table
     for kind, title in IN_A_WORD.items():
         spent = [_most_spent(run, label, kind) for label in labels]
         if any(spent):
-            table = _with_column(table, title, spent, "number")
+            table = with_column(table, title, spent, "number")
             table = replace(table, note=f"{table.note} {say('note', 'spent')}")
     if len(_seed_counts(found)) > 1:
-        counts = [sorted(_seed_counts(found, label)) for label in labels]
-        shown = [one[0] if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in counts]
-        table = _with_column(table, "seeds", shown, "whole")
+        counts = [_seed_counts(found, label) for label in labels]
+        table = with_column(table, "seeds", [*map(from_to, counts)], "whole")
     return table
-
-
-def _with_column(table: Table, title: str, values: Sequence[Value], kind: str) -> Table:
-    """The table with one more column after its first."""
-    (first, *titles), (text, *kinds) = table.columns, table.kinds
-    rows = tuple((label, value, *row) for (label, *row), value in zip(table.rows, values, strict=True))
-    return replace(table, columns=(first, title, *titles), kinds=(text, kind, *kinds), rows=rows)
 
 
 def _most_spent(run: RunData, label: str, kind: str) -> float | None:
@@ -136,7 +141,7 @@ def comparison(run: RunData) -> Iterator[Table]:
         for one in found:
             for label, values in one.values.items():
                 over_seeds = spread(list(values.values()))
-                interval = over_seeds.interval(share=metric.share) if over_seeds.std != 0 else (None, None)
+                interval = over_seeds.interval if over_seeds.std != 0 else (None, None)
                 rows.append((one.way, label, over_seeds.mean, over_seeds.std, *interval, over_seeds.count))
         if rows:
             shown = metric.number_format
@@ -144,6 +149,8 @@ def comparison(run: RunData) -> Iterator[Table]:
             note = _note_over_seeds(found, "comparison")
             if any(row[3] == 0 for row in rows):
                 note += " " + say("note", "no_width")
+            if metric.share and any(row[4] is not None and (row[4] < 0 or row[5] > 1) for row in rows):  # type: ignore[operator]
+                note += " " + say("note", "beyond")
             if run.leaves_out_clients("post_fit"):
                 note += " " + say("note", "drawn")
             yield Table(f"comparison_{name}", f"Results in full: {metric.title}", columns, tuple(rows), kinds, note)
@@ -152,15 +159,18 @@ def comparison(run: RunData) -> Iterator[Table]:
 def paired_differences(run: RunData, baseline: str | None = None, *, explain: bool = True) -> Iterator[Table]:
     """All pairs of algorithms, or those with a baseline: in the main comparison, after training and universal.
 
-    With `explain`, notes also say how to read the tables. What a note has said, later ones do not repeat.
+    Other metrics than the first have a table each, of their main way of measuring. With `explain`, notes also say how
+    to read the tables. What a note has said, later ones do not repeat.
     """
     main = main_comparison(run)
     if main is None:
         return
+    known = (main.metric.name, "loss")
     measured = {
         "": main,
         "_after_training": after_training_comparison(run, main.metric.name),
         "_universal": universal_comparison(run, main.metric.name),
+        **{f"_{name}": next(iter(comparisons(run, name)), None) for name in run.metrics if name not in known},
     }
     said: set[str] = set()
     for ending, one in measured.items():
@@ -177,7 +187,7 @@ def _paired_differences(
     rows: list[tuple[Value, ...]] = []
     for each in found:
         pair, over_seeds = f"{each.first} − {each.second}", each.spread
-        interval, wins = each.interval(comparison.metric.share), f"{each.wins} of {over_seeds.count}"
+        interval, wins = each.interval, f"{each.wins} of {over_seeds.count}"
         rows.append((pair, over_seeds.mean, *interval, each.effect, wins, each.p, each.rank_p))
     columns = (
         "pair",
@@ -195,7 +205,9 @@ def _paired_differences(
     kept = 8 if ranked else 7 if tested else 6  # leave out columns of p-values that no pair has
     unit = " (percentage points)" if comparison.metric.percent else ""
     title = f"Paired differences over the same seeds: {comparison.title}{unit}"
-    note = " ".join([*verdict(found, comparison.metric, comparison.one_split), *explanations])
+    beyond = comparison.metric.share and any(max(map(abs, each.interval)) > 1 for each in found)
+    remarks = [*explanations, *([say("note", "beyond")] if beyond else [])]
+    note = " ".join([*verdict(found, comparison.metric, comparison.one_split), *remarks])
     paper_note = " ".join(_note_for_a_paper(found, comparison.metric, comparison.one_split))
     return Table(name, title, columns[:kept], tuple(row[:kept] for row in rows), kinds[:kept], note, paper_note)
 
@@ -213,7 +225,7 @@ def _note_for_a_paper(found: Sequence[Difference], metric: MetricInfo, one_split
 
 def verdict(found: Sequence[Difference], metric: MetricInfo, one_split: bool = False) -> Iterator[str]:
     """What the pairs of one table show, in sentences."""
-    better: dict[str, bool] = {"share": metric.share, "higher_is_better": metric.higher_is_better}
+    better = {"higher_is_better": metric.higher_is_better}
     if not any(each.spread.count > 1 for each in found):
         yield say("differences", "one_seed")
     elif len(found) == 1:
@@ -295,7 +307,7 @@ def targets(run: RunData) -> Iterator[Table]:
     """Rounds, bytes and seconds to each target of the experiment."""
     columns: tuple[str, ...] = ("algorithm", "seeds there", "first round", "crossing", "bytes", "time")
     kinds: tuple[str, ...] = ("text", "text", "short", "short", "bytes", "seconds")
-    columns += ("virtual time", "speed-up") if run.has_clock else ("speed-up",)
+    columns += ("virtual time", FEWER_ROUNDS) if run.has_clock else (FEWER_ROUNDS,)
     kinds += ("seconds", "factor") if run.has_clock else ("factor",)
     note = say("note", "target", curve=headline.curve_in_words(run))
     for metric, target in (run.evaluation.get("target") or {}).items():
@@ -311,39 +323,45 @@ def targets(run: RunData) -> Iterator[Table]:
                 means[2] = None
             if found:
                 rows.append((label, f"{len(reached)} of {len(found)}", *means[: 5 if run.has_clock else 4]))
-        slowest = max((row[2] for row in rows if row[2]), default=0.0)
-        rows = [(*row, slowest / row[2] if row[2] else None) for row in rows]
+        unlike = headline.unlike_rounds(run, metric, ends=False)
+        slowest = max((row[2] for row in rows if row[2] and not unlike), default=0.0)
+        rows = [(*row, slowest / row[2] if row[2] and slowest else None) for row in rows]
         if rows:
-            title = f"Until {metric} {show(target, run.metric(metric).number_format)}"
-            yield Table(f"target_{metric}", title, columns, tuple(rows), kinds, note)
+            title = f"Until {run.metric(metric).title} {show(target, run.metric(metric).number_format)}"
+            yield Table(f"target_{metric}", title, columns, tuple(rows), kinds, f"{note} {unlike}".strip())
 
 
 def fairness(run: RunData) -> Iterator[Table]:
     """How evenly clients fare at the end, and the last rounds and the peak of the curve."""
     name, metric = run.main_metric, run.metric(run.main_metric)
     rows: list[tuple[Value, ...]] = []
-    measured = 0
-    for label in run.labels:
-        last = run.last_round(label, run.end_phase, name).values()
-        found = [curve_numbers.fairness(clients.values, metric.higher_is_better) for clients in last]
+    measured, sparse = 0, False
+    at_end, common = client_tables.at_common_clients(run, run.end_phase, name)
+    for label, last in at_end.items():
+        found = [curve_numbers.fairness(clients.values, metric.higher_is_better) for clients in last.values()]
         curves = headline.curves(run, label, name).values()
         peaks = [curve_numbers.peak(*curve, metric.higher_is_better) for curve in curves]
         if found or curves:
             fair = ([getattr(each, part) for each in found] for part in ("worst", "std", "jain"))
             last_rounds = [curve_numbers.last_mean(values, LAST) for _, values in curves]
             measured = max([measured, *(len(values) for _, values in curves)])
+            sparse = sparse or any((np.diff(rounds[-LAST:]) > 1).any() for rounds, _ in curves)
             means = map(known_mean, (*fair, last_rounds, [best for best, _ in peaks]))
             rows.append((label, *means, ", ".join(str(round) for _, round in peaks)))
     if rows:
         few = f"last {min(LAST, measured)} rounds" if measured > 1 else "last round"
-        at_clients, of_curve = ("worst 10 %", "std over clients", "Jain index"), (few, "peak")
+        last_few = few.replace(" rounds", " measured rounds") if sparse else few
+        at_clients, of_curve = ("worst 10 %", "std over clients", "Jain index"), (last_few, "peak")
         columns = ("algorithm", *at_clients, *of_curve, "peak's round")
         shown = metric.number_format
         kinds = ("text", shown, metric.deviation_format, "number", shown, shown, "text")
         drawn = "; others were not drawn" if run.leaves_out_clients(run.end_phase) else ""
         model = say("note", client_tables.MODEL[run.end_phase])
         note = say("note", "fairness", model=model, drawn=drawn, curve=headline.curve_in_words(run), few=few)
-        yield Table("fairness", f"Fairness, last rounds and peak: {metric.title}", columns, tuple(rows), kinds, note)
+        note += " " + say("note", "fairness_in_common") if common else ""
+        title = f"Fairness, last rounds and peak: {metric.title}"
+        note = f"{note} {headline.unlike_rounds(run, name)}".strip()
+        yield Table("fairness", title, columns, tuple(rows), kinds, note)
 
 
 def virtual_time(run: RunData) -> Iterator[Table]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from fedloom.data.describe import LABELS_OF_SEED
+from fedloom.results.client_chance import by_chance, variance
 from fedloom.results.comparisons import PHASES, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Floats
@@ -28,18 +30,20 @@ class Guess:
     tested: int
 
     @classmethod
-    def of(cls, classes: Sequence[str], groups: Floats) -> Guess:
+    def of(cls, classes: Sequence[str], seeds: Sequence[Floats]) -> Guess:
         """The best label for a mean over groups of test examples. A row has a group's number of examples per label.
 
-        >>> Guess.of(("alive", "dead"), np.array([[99.0, 1.0], [1.0, 3.0], [1.0, 3.0]]))
+        Seeds may have test examples of their own. They overlap, so chance is taken to do the same in all of them.
+
+        >>> Guess.of(("alive", "dead"), [np.array([[99.0, 1.0], [1.0, 3.0], [1.0, 3.0]])])
         Guess(label='dead', share=0.503..., error=0.102..., tested=108)
         """
-        sizes = groups.sum(axis=1)
-        shares = groups / sizes[:, None]
-        best = int(shares.mean(axis=0).argmax())
-        right = shares[:, best]
-        error = float(np.sqrt((right * (1 - right) / sizes).sum())) / len(sizes)
-        return cls(classes[best], float(right.mean()), error, int(sizes.sum()))
+        shares = [groups / groups.sum(axis=1, keepdims=True) for groups in seeds]
+        best = int(np.mean([share.mean(axis=0) for share in shares], axis=0).argmax())
+        right, sizes = [share[:, best] for share in shares], [groups.sum(axis=1) for groups in seeds]
+        errors = [np.sqrt((r * (1 - r) / n).sum()) / len(n) for r, n in zip(right, sizes, strict=True)]
+        share, tested = np.mean([one.mean() for one in right]), np.mean([one.sum() for one in sizes])
+        return cls(classes[best], float(share), float(np.mean(errors)), round(float(tested)))
 
 
 def no_better_than_guessing(run: RunData) -> Iterator[str]:
@@ -47,10 +51,10 @@ def no_better_than_guessing(run: RunData) -> Iterator[str]:
     held, found = run.facts.get("labels"), comparisons(run, "accuracy")
     if run.is_network and not held and found and found[0].key in PHASES and run.main_metric == "accuracy":
         yield say("caution", "base_rate_unknown")
-    groups = _tested(run, found[0].key) if held and found else np.empty((0, 0))
-    if not held or not len(groups):
+    tested = _tested(run, found[0].key) if held and found else []
+    if not held or not tested:
         return
-    guess, labels = Guess.of(held["classes"], groups), dict[str, list[str]]()
+    guess, labels = Guess.of(held["classes"], tested), dict[str, list[str]]()
     far = guess.share + 2 * guess.error  # chance alone hardly gives more
     for label, seeds in found[0].values.items():
         mean = float(np.mean(list(seeds.values())))
@@ -61,15 +65,25 @@ def no_better_than_guessing(run: RunData) -> Iterator[str]:
     advice = "guessing_given" if run.facts.get("rounds") == 0 else advice
     shown = {"guess": guess, "share": show(guess.share, "percent"), "far": show(far, "percent"), "way": found[0].way}
     look = "" if {"auroc", "balanced_accuracy"} & {*run.metrics} else say("caution", "guessing_look")
-    seed = "" if found[0].key == "server_test" else run.in_first_seed
+    seed = "" if found[0].key == "server_test" else _in_first_seed(run)
+    each = " of each seed" if len(tested) > 1 else ""
     for verdict, some in labels.items():
-        sentence = say("caution", verdict, labels=", ".join(some), seed=seed, **shown)
+        sentence = say("caution", verdict, labels=", ".join(some), seed=seed, each=each, **shown)
         yield f"{sentence} {say('caution', advice, look=look)}"
 
 
-def _tested(run: RunData, key: str) -> Floats:
-    """The test examples of each label in groups that count alike: each client's own, or all together."""
+def _tested(run: RunData, key: str) -> list[Floats]:
+    """The test examples of each label in groups that count alike: each client's own, or all together.
+
+    There is one array, or one for each seed if they have test examples of their own.
+    """
     held = run.facts["labels"]
+    known = [run.facts.get(f"{LABELS_OF_SEED}{seed}") for seed in run.seeds]
+    every = [{**held, **(one or {})} for one in known] if any(known) else [held]
+    return [groups for one in every if len(groups := _groups(run, key, one))]
+
+
+def _groups(run: RunData, key: str, held: Mapping[str, Any]) -> Floats:
     if key == "server_test" and (run.facts.get("server") or {}).get("test"):
         return np.array([held["server"]], dtype=np.float64) if held.get("server") else np.empty((0, 0))
     counts = np.array(held.get("tested", held["counts"]), dtype=np.float64)  # earlier versions have only the latter
@@ -77,19 +91,25 @@ def _tested(run: RunData, key: str) -> Floats:
     return np.array(counts[counts.any(axis=1)])
 
 
+def _in_first_seed(run: RunData) -> str:
+    """Whose labels are known: those of the first seed alone, in runs of earlier versions."""
+    return "" if any(name.startswith(LABELS_OF_SEED) for name in run.facts) else run.in_first_seed
+
+
 def easy_own_tests(run: RunData) -> Iterator[str]:
     """Clients whose own tests have mostly one label: a model that knows little else looks good there."""
     held, main = run.facts.get("labels"), main_comparison(run)
     if not held or main is None or main.metric.name != "accuracy" or main.key == "server_test":
         return
-    counts = _tested(run, main.key)
-    if not len(counts):
+    tested = _tested(run, main.key)
+    if not tested:
         return
-    own = float((counts.max(axis=1) / counts.sum(axis=1)).mean())
-    together = float(counts.sum(axis=0).max() / counts.sum())
-    if own > max(together, _by_drawing(counts)) + EASIER and not run.evaluation.get("universal"):
+    own = float(np.mean([(counts.max(axis=1) / counts.sum(axis=1)).mean() for counts in tested]))
+    together = float(np.mean([counts.sum(axis=0).max() / counts.sum() for counts in tested]))
+    drawn = float(np.mean([_by_drawing(counts) for counts in tested]))
+    if own > max(together, drawn) + EASIER and not run.evaluation.get("universal"):
         shown = {"own": show(own, "percent"), "together": show(together, "percent")}
-        yield say("caution", "easy_own_tests", seed=run.in_first_seed, **shown)
+        yield say("caution", "easy_own_tests", seed=_in_first_seed(run), **shown)
 
 
 def _by_drawing(counts: Floats) -> float:
@@ -124,7 +144,10 @@ def left_behind(run: RunData) -> Iterator[str]:
         far = max(2 * np.std(values), 0.05 if metric.percent else 0.0)
         mean = float(np.mean(values))
         gaps = {client: sign * (mean - value) for client, value in means.items()}
-        behind = [client for client, gap in gaps.items() if gap > far > 0 and gap > _by_chance(run, client, mean)]
+        # as where clients are compared with learning alone; if that is unknown, the other clients decide
+        errors = {client: variance(run, metric.name, client, mean) for client in means}
+        chance = {client: by_chance(run, errors[client], seeds) for client, seeds in _gaps(run, label).items()}
+        behind = [client for client, gap in gaps.items() if gap > far > 0 and gap > (chance[client] or 0.0)]
         if behind:
             behind.sort(key=lambda client: sign * means[client])
             names = first_three([_with_evidence(run, label, client, means[client]) for client in behind])
@@ -137,11 +160,14 @@ def left_behind(run: RunData) -> Iterator[str]:
         yield say("caution", "left_behind", **words)
 
 
-def _by_chance(run: RunData, client: int, mean: float) -> float:
-    """Three standard deviations of an accuracy on a client's test examples: a few errors more are no finding."""
-    if not run.metric(run.main_metric).share:
-        return 0.0
-    return 3 * math.sqrt(max(mean * (1 - mean), 0.0) / max(int(run.clients[client]["test"]), 1))
+def _gaps(run: RunData, label: str) -> dict[int, list[float]]:
+    """Client → how far from the mean over clients it is, in each seed that measured it."""
+    seeds = run.client_values_by_seed(label, run.end_phase, run.main_metric, run.seeds_of_clients).values()
+    gaps: dict[int, list[float]] = {}
+    for last in (values.last_round() for values in seeds):
+        for client, gap in zip(last.clients.tolist(), (last.values - last.values.mean()).tolist(), strict=True):
+            gaps.setdefault(client, []).append(gap)
+    return gaps
 
 
 def _with_evidence(run: RunData, label: str, client: int, mean: float) -> str:

@@ -19,8 +19,8 @@ def cautions(run: RunData) -> Iterator[str]:
         wide, fewest = [], len(run.seeds)
         for label, values in next((one.values for one in comparisons(run, metric.name)), {}).items():
             found = spread(list(values.values()))
-            low, high = found.interval(share=True)
-            if found.count > 1 and high - low > WIDE:
+            low, high = found.interval
+            if found.count > 1 and min(high, 1.0) - max(low, 0.0) > WIDE:
                 wide.append(f"{label} ({show(low, metric.number_format)} to {show(high, metric.number_format)})")
                 fewest = min(fewest, found.count)
         if wide:

@@ -55,6 +55,8 @@ def check_algorithm(
     algorithm: type[Algorithm] | Algorithm,
     *,
     settings: dict[str, Any] | None = None,
+    task: Task | None = None,
+    federation: Federation | None = None,
     workers: int = 0,
     progress: Callable[[str], object] = lambda text: None,
 ) -> None:
@@ -72,6 +74,9 @@ def check_algorithm(
     - Every field has an effect: a method that runs reads it. Clients that send weights declare them as `positions`. For
       algorithms outside of fedloom, these are only warnings. The docstring of one of fedloom's is a sentence.
 
+    With `task` and `federation`, it runs on these and not on the small nets: in the precision of the task, and checked
+    in double precision. Take few clients, with few examples.
+
     `settings` are fields to test it with. By default, training uses small batches. `progress` is called with a line of
     text before each net.
 
@@ -87,9 +92,9 @@ def check_algorithm(
         raise AssertionError(said)
     seen, doubts = set[str](), set[str]()
     with closing(Workers(workers)) if workers else nullcontext() as crew:
-        for name in _LINEAR if getattr(checked, "needs", "") == "linear" else _NETS:
-            progress(f"{type(checked).__name__}: checking on {name} …")
-            watching = _Trial(checked, name, _facts(name)).check([crew] if crew else [])
+        for trial in _trials(checked, task, federation):
+            progress(f"{type(checked).__name__}: checking on {trial.net} …")
+            watching = trial.check([crew] if crew else [])
             seen |= watching.seen
             doubts |= watching.doubts
     _complain(type(checked), sorted(doubts))
@@ -97,6 +102,19 @@ def check_algorithm(
         f"{type(checked).__name__}: the server sees each client's answer to {' and '.join(sorted(seen))}, so it must "
         "say linear = False, or use reduce without a rule."
     )
+
+
+def _trials(algorithm: Algorithm, task: Task | None, federation: Federation | None) -> Iterator[_Trial]:
+    """Yield what to check the algorithm on: your own task and data, or else the small nets."""
+    if (task is None) != (federation is None):
+        raise InputError("check_algorithm takes 'task' and 'federation' together, or neither. Got one of them.")
+    if task is None or federation is None:
+        for name in _LINEAR if getattr(algorithm, "needs", "") == "linear" else _NETS:
+            yield _Trial(algorithm, name, _facts(name))
+        return
+    if task.dtype != "float64":  # only double precision tells a wrong result from rounding
+        _Trial(algorithm, "your task", probe(federation, replace(task))).runs()
+    yield _Trial(algorithm, "your task in float64", probe(federation, replace(task, dtype="float64")))
 
 
 def _with_settings(algorithm: type[Algorithm] | Algorithm, settings: dict[str, Any]) -> Algorithm:
@@ -234,6 +252,10 @@ class _Trial:
             else:
                 self._check_close(runs[ONE], runs[way.name], way.name)
         return watching
+
+    def runs(self) -> None:
+        """Check that all rounds run, one client after another, and keep the leaves."""
+        self._check_structure(self._run(Serial(self.federation, replace(self.task), self.facts.setup(group=1))))
 
     def _run(self, backend: Backend, resume: Snapshot | None = None) -> list[RoundRecord]:
         """Run all rounds, or those after a snapshot, and check that no state changes after it was handed out."""

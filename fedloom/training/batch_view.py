@@ -74,7 +74,11 @@ class Batch:
 
 
 def look(task: Task, weights: Tree, x: Tensor) -> View:
-    """Return what a model makes of some examples, in evaluation mode and without gradients."""
+    """Return what a model makes of some examples, in evaluation mode and without gradients.
+
+    Examples with decimals are taken in the precision of the task.
+    """
+    x = x.to(task.torch_dtype) if x.is_floating_point() else x
     module = task.module.eval()
     try:
         with torch.no_grad():

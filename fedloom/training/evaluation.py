@@ -151,7 +151,10 @@ def outputs(task: Task, weights: Tree, x: Tensor, keyed: bool = False) -> Any:
 
 
 def batch(data: Clients, rows: Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """Return the examples of some rows: floating features in the task's precision, one-byte features scaled."""
+    """Return the examples and labels of some rows as the model takes them, such as rows `data.rows(i, "train")`.
+
+    Floating features are in the task's precision, one-byte features scaled.
+    """
     held = data.federation
     x, y = held.x.index_select(0, rows), held.y.index_select(0, rows)  # many times as fast as indexing
     return prepare(x, y, held.scale, task, data.setup.device)

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedloom.data.federation import Federation
 from fedloom.task import Task
+from fedloom.training.hidden_layers import about_hidden_layers
 
 
 def model_cautions(federation: Federation, task: Task, output: Any) -> Iterator[str]:
     """Yield a sentence for each."""
-    hidden, softmax = _about_hidden_layers(task.module), _about_softmax(task, output)
+    hidden, softmax = about_hidden_layers(task.module), _about_softmax(task, output)
     yield from filter(None, (hidden, softmax, _about_spare_outputs(federation, task, output)))
 
 
-def _about_hidden_layers(module: nn.Module) -> str:
-    """Say so if layers are in a list or a dict of Python, where torch does not find them."""
-    known = {id(leaf) for leaf in module.parameters()}
-    for part in module.modules():
-        for name, value in vars(part).items():
-            if name.startswith("_") or not isinstance(value, (list, tuple, dict)):
-                continue
-            held = value.values() if isinstance(value, dict) else value
-            layers = [one for one in held if isinstance(one, nn.Module)]
-            if any(id(leaf) not in known for layer in layers for leaf in layer.parameters()):
-                kind = "ModuleDict" if isinstance(value, dict) else "ModuleList"
-                return (
-                    f"{type(part).__name__}.{name} holds layers in a {type(value).__name__}, where torch does not find "
-                    f"them: they are never trained, sent or saved. Use nn.{kind}."
-                )
-    return ""
+def without_gradient(parameters: Sequence[str]) -> str:
+    """Say which layers no training step changed, as after `detach()`: nobody would see it in the numbers.
+
+    >>> without_gradient(["features.0.weight", "features.0.bias"]).partition(":")[0]
+    'features.0 gets no gradient in the examples tried, so it is not trained there'
+    """
+    layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in parameters))
+    if not layers:
+        return ""
+    gets, it, its = ("gets", "it is", "its") if len(layers) == 1 else ("get", "they are", "their")
+    more = f" and {len(layers) - 4} more" if len(layers) > 4 else ""
+    return (
+        f"{', '.join(layers[:4])}{more} {gets} no gradient in the examples tried, so {it} not trained there: does "
+        f"forward leave {'it' if len(layers) == 1 else 'them'} out, or use detach(), .data or torch.no_grad() after "
+        f"{'it' if len(layers) == 1 else 'them'}? If that is meant, give {its} parameters requires_grad = False, and "
+        "clients do not send them."
+    )
 
 
 def _about_softmax(task: Task, output: Any) -> str:

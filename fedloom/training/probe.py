@@ -29,13 +29,29 @@ from fedloom.training import generators
 from fedloom.training.clients import Setup
 from fedloom.training.evaluation import NO_KEY
 from fedloom.training.masking import Masked
-from fedloom.training.model_cautions import model_cautions
+from fedloom.training.model_cautions import model_cautions, without_gradient
 from fedloom.training.trials import ROWS, Trial, differentiable, prepared, some_examples
 from fedloom.tree import Tree, clone, same_bits, size
 from fedloom.user_code import is_code, said
 
 LARGE_MODEL = 64_000_000  # bytes: recording the steps of a larger model takes a lot of memory and gains little
 REGRESSION = 'For a regression, set task = "regression" in [data], or in Python give floating-point labels.'
+_KEEPS = (
+    "keeps something outside of itself, such as a global variable or a generator of its own. So {numbers} depend on "
+    "the order in which clients compute, and on the number of workers. Keep it in the model, and draw from the global "
+    "generators of torch, numpy or Python, which are seeded."
+)
+OUTSIDE = {  # what gives other numbers when it is computed again → the caution
+    "training": "The same training step gives other numbers when it is computed again: the model or the loss "
+    + _KEEPS.format(numbers="results"),
+    "evaluation": "The same examples are measured differently when the model is evaluated again: training is the same, "
+    "but in evaluation mode, the model " + _KEEPS.format(numbers="measured numbers"),
+}
+MIXES = (
+    "In evaluation, what the model gives for an example depends on the other examples of its batch, so that numbers "
+    "depend on which examples are evaluated together. A mean or a softmax over dimension 0 does that: take it over the "
+    "features of each example (dim=1 or -1)."
+)
 LABELS = 4096  # the most examples to try a loss on: one of every label
 
 
@@ -164,8 +180,15 @@ def probe(federation: Federation, task: Task) -> Probe:
             raise InputError(f"The model fails in evaluation mode, where gradients are off: {said(error)}") from error
     masked = mode.dropouts > 0 or bool(mode.norms)
     layers = Setup(masked=masked, drops_evaluating=evaluating.dropouts > 0, normalises_features=refuses_one)
-    caution = " ".join(model_cautions(federation, task, output))
-    return Probe(task, federation, layers, draws, size(task.whole(initial)), caution)
+    found = Probe(task, federation, layers, draws, size(task.whole(initial)))
+    cautions = [*model_cautions(federation, task, output)]
+    if found.bytes <= LARGE_MODEL and (varies := found.own_trial.varies()):
+        cautions.append(OUTSIDE[varies])
+    if found.bytes <= LARGE_MODEL and found.own_trial.mixes():
+        cautions.append(MIXES)
+    if found.bytes <= LARGE_MODEL and (idle := without_gradient(found.own_trial.unused())):
+        cautions.append(idle)
+    return replace(found, caution=" ".join(cautions))
 
 
 def _check_frozen(task: Task, used: Tree) -> None:
@@ -261,6 +284,13 @@ def _has_all_classes(federation: Federation) -> bool:
 
 def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) -> None:
     classes = len(federation.classes)
+    if output is None:
+        raise InputError("The model's forward returns nothing: end it with `return` and what the last layer gives.")
+    if isinstance(output, Tensor) and not (output.is_floating_point() or output.is_complex()):
+        raise InputError(
+            f"The model's forward returns whole numbers ({output.dtype}), such as the classes that argmax picks. The "
+            "loss needs scores, as whole numbers have no gradient: return what the last layer gives, without argmax."
+        )
     if isinstance(task.loss, str) and not isinstance(output, Tensor):
         raise InputError(
             f'The model returns a {type(output).__name__}, but loss = "{task.loss}" takes a tensor with one output per '
@@ -354,9 +384,13 @@ def _check_output(federation: Federation, task: Task, output: Any, y: Tensor) ->
     except InputError:
         raise
     except Exception as error:
+        hint = ""
+        if "out of bounds" in str(error) and several and output.shape[-1] < classes:
+            few = f"The model gives {output.shape[-1]} outputs per example, but the labels have {classes} classes."
+            hint = f"\n{few}{_about_classes(federation, task)}"
         raise InputError(
             f"The loss does not take the model's output of shape {shape} with labels of shape {tuple(y.shape)}: "
-            f"{said(error)}"
+            f"{said(error)}{hint}"
         ) from error
     if not loss.requires_grad:
         raise InputError("The loss does not depend on what the model gives, so that nothing can be learnt from it.")

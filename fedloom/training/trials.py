@@ -105,6 +105,17 @@ class Trial:
             return True
         return False
 
+    def mixes(self) -> bool:
+        """Whether, in evaluation, the output for an example depends on the others."""
+        with suppress(Exception):
+            for x, _ in self.batches():
+                among = [self.outputs(x), self.outputs(torch.cat([x[:1], x[1:].flip(0)[:1].expand_as(x[1:])]))]
+                if any(isinstance(leaf, Tensor) and len(leaf) != len(x) for leaf in tree_leaves(among[0])):
+                    return False  # such as one number for the batch, which a loss of the user's may take
+                if not self.same(*(tree_map_only(Tensor, itemgetter(0), output) for output in among)):
+                    return True
+        return False
+
     def tensors(self) -> StepTensors:
         """Return the initial weights, for a step of plain gradient descent."""
         weights = clone({**self.task.given, **self.task.initial()})
@@ -125,6 +136,16 @@ class Trial:
             generators.seed(0)
             client_step(self.task, Training(lr=1.0), None, tensors, passes, sum(len(y) for _, y in parts))
         return tensors.changing()
+
+    def varies(self) -> str:
+        """Return what gives other numbers when it is computed again with the same random numbers, or nothing."""
+        with suppress(Exception):  # a step that fails is refused or explained elsewhere
+            part = [(self.x, self.y)]
+            if not self.same(self.stepped(part), self.stepped(part)):
+                return "training"
+            if not self.same(self.outputs(self.x), self.outputs(self.x)):
+                return "evaluation"
+        return ""
 
     def cuts_batches(self) -> bool:
         with suppress(Exception):

@@ -21,6 +21,7 @@ from fedloom.experiment.experiment_file import Experiment
 from fedloom.experiment.plan import Plan, cautions, check_start
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
 from fedloom.federation.work import Report
+from fedloom.privacy.dp.accounted import Accounted, planned
 from fedloom.privacy.protection import Protection
 from fedloom.privacy.secure.aggregation import NobodySent
 from fedloom.privacy.table import PrivacyTable
@@ -55,6 +56,7 @@ class Estimate:
     kept_bytes: int = 0
     cautions: tuple[str, ...] = ()  # about algorithms and data
     pooled: tuple[str, ...] = ()  # algorithms that need all data in one place
+    accounting: tuple[Accounted, ...] = ()  # what all rounds cost of ε, and the numbers that it follows from
     clients_of_seed: int | None = None  # whose clients these are, if every seed draws its own
 
     def json(self) -> dict[str, Any]:
@@ -80,6 +82,7 @@ class Estimate:
             ),
             f"group size {self.group}: {self.group_reason}",
             f"roughly {duration(self.seconds_a_round)} a round on this machine, {duration(self.seconds)} in all",
+            *map(str, self.accounting),
             *([f"keeping the model of every round takes {size(self.kept_bytes)} of disk"] if self.kept_bytes else []),
         ]
 
@@ -194,6 +197,16 @@ def estimate(experiment: Experiment) -> Estimate:
             *_small_ranges(plan, federation, task, facts),
             *filter(None, [facts.caution]),
             *describe(federation, plan.in_seed(plan.seeds[0])).warnings,
+        ),
+        accounting=tuple(
+            planned(
+                plan.privacy,
+                plan.cohort,
+                federation.clients,
+                int(sizes.min()),
+                plan.rounds,
+                {label: algorithm.train for label, algorithm in plan.algorithms.items()},
+            )
         ),
         pooled=tuple(label for label, algorithm in experiment.algorithm.items() if algorithm.pooled),
         clients_of_seed=plan.seeds[0] if plan.draws_clients else None,

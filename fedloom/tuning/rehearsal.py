@@ -55,11 +55,12 @@ def rehearse(
     Raise what a run of this algorithm with this task would raise, in fedloom's checks or in your own code. `more` are
     fields of `Cohort`.
     """
-    backend = _OneForAll(Place(few_examples(federation), task, facts.setup(group=1)))
+    few = few_examples(federation)
+    backend = _OneForAll(Place(few, task, facts.setup(group=1)))
     initial = task.initial()
     kept = {**initial_own(algorithm, task, initial), **compress.initial_own}
     own, ids = _AllAlike(kept), tuple(range(1 if algorithm.pooled else cohort))
-    short = algorithm.replace(epochs=epochs)
+    short = algorithm.replace(epochs=epochs, drop_last=algorithm.train.drop_last or _leaves_one(algorithm, few))
     clients = Cohort(backend, short, task, ids, federation.clients, round=1, seed=0, own=own, compress=compress, **more)
     try:
         server_half(short, initial_state(algorithm, task, initial), clients)
@@ -75,8 +76,8 @@ def rehearse(
 
 
 def few_examples(federation: Federation) -> Federation:
-    """Make one client with a few examples from all clients."""
-    rows = torch.from_numpy(np.unique(np.linspace(0, len(federation.y) - 1, EXAMPLES).astype(np.int64)))
+    """Make one client with a few examples from all clients, some of them repeatedly if there are not enough."""
+    rows = torch.from_numpy(np.linspace(0, len(federation.y) - 1, EXAMPLES).astype(np.int64))
     return replace(
         federation,
         x=federation.x[rows],
@@ -87,6 +88,12 @@ def few_examples(federation: Federation) -> Federation:
         names=None,
         server={},
     )
+
+
+def _leaves_one(algorithm: Algorithm, few: Federation) -> bool:
+    """Whether a last batch would be a single example, which batch normalisation refuses, and clients may not have."""
+    count = int(few.sizes("train")[0])
+    return any(count % size == 1 for size in algorithm.train.batch_sizes if isinstance(size, int))
 
 
 class _AllAlike(ClientStates):

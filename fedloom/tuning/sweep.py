@@ -26,7 +26,7 @@ from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import has_own_models
 from fedloom.files import write_atomically
 from fedloom.metrics import short_name
-from fedloom.results import figure_style as style
+from fedloom.results.common_clients import at_end, measured, only, shared
 from fedloom.results.figure_style import CaptionedFigure
 from fedloom.results.report_warnings import FEW_SEEDS
 from fedloom.results.result import Result
@@ -44,6 +44,7 @@ MODELS = {  # the model and the data that settings are ranked by, as keys of a c
     "server_validation": "the global model on validation data",
     "validation": "the final model on the clients' own validation splits",
 }
+KEEPS_CLIENTS = ("normalize", "scale_target", "split")  # keys of [data] that move no example to another client
 
 
 @dataclass(eq=False)
@@ -89,6 +90,8 @@ class SweepResult:
     measured: str  # which model on which data, in words
     trials: tuple[Trial, ...]  # the best first
     unchanged: tuple[str, ...] = ()  # algorithms that no setting changes: they were not run
+    # seed → at how many clients all have a value, if not alike; 0: each setting has a mean over clients of its own
+    common: Mapping[int, int] = field(default_factory=dict)
     spends: bool = False  # whether settings have differential privacy: each run of theirs spends its own ε
 
     @property
@@ -134,6 +137,9 @@ class SweepResult:
         about = {"tried": len(self.trials), "metric": self.metric.name, "measured": self.measured}
         chosen = "" if promises(self) else say("note", "sweep_chooses")
         note = f"{say('note', 'sweep', **about)} {chosen}".rstrip()
+        ends = [end for trial in self.trials if trial.spread.std > 0 for end in trial.spread.interval]
+        if self.metric.share and ends and (min(ends) < 0 or max(ends) > 1):
+            note += " " + say("note", "beyond")
         note = " ".join([note, *self.cautions()])
         ranks = [rank for trial in self.trials if (rank := self.rank(trial)) is not None]
         if len(set(ranks)) < len(ranks):
@@ -145,7 +151,7 @@ class SweepResult:
 
     def _end(self, over_seeds: Spread, end: float) -> float | None:
         """An end of the interval; none if all seeds agree, which says nothing about chance."""
-        return float(style.clip_share(end, self.metric.percent)) if over_seeds.std else None
+        return end if over_seeds.std else None
 
     def cautions(self) -> Iterator[str]:
         """What few seeds leave open, and what clients pay for all these runs."""
@@ -153,6 +159,13 @@ class SweepResult:
         if seeds < FEW_SEEDS:
             yield say("caution", "one_seed" if seeds == 1 else "few_seeds", seeds=seeds)
             yield say("caution", "near_in_a_sweep")
+        if self.common:
+            counts = ", ".join(f"{count} (seed {seed})" for seed, count in self.common.items() if count)
+            apart = ", ".join(str(seed) for seed, count in self.common.items() if not count)
+            if counts:
+                yield say("caution", "uneven_in_a_sweep", metric=self.metric.name, counts=counts)
+            if apart:
+                yield say("caution", "apart_in_a_sweep", metric=self.metric.name, seeds=apart)
         if self.spends:
             runs = sum(trial.spread.count for trial in self.trials)
             yield say("caution", "spent_in_a_sweep", runs=runs)
@@ -367,12 +380,44 @@ def _ranked(folder: Path, experiment: Experiment, trials: Sequence[Trial]) -> Sw
             if math.isfinite(value):
                 trial.values[cell.seed] = value
     info = RunData.read(results[0].folder).metric(metric) if results else MetricInfo(metric, True, metric != "loss")
+    common = _compare_at_common_clients(trials, metric) if place == "validation" and not info.is_mean else {}
 
     def order(trial: Trial) -> tuple[bool, bool, float]:
         mean = trial.spread.mean if trial.values else 0.0
         return not trial.values, trial.pruned, -mean if info.higher_is_better else mean
 
-    return SweepResult(folder, info, MODELS[place], tuple(sorted(trials, key=order)))
+    return SweepResult(folder, info, MODELS[place], tuple(sorted(trials, key=order)), common=common)
+
+
+def _compare_at_common_clients(trials: Sequence[Trial], metric: str) -> dict[int, int]:
+    """Take means over the clients at which all settings have a value, in seeds in which some lack it at other clients.
+
+    Return how many clients these are, by seed: 0 where every setting keeps the mean over its own clients, because
+    settings divide the data otherwise, so that a number means another client, or have fewer than half in common.
+    """
+    runs = {trial: RunData.read(trial.result.folder) for trial in trials if trial.result is not None}
+    counts = {}
+    for seed in sorted({seed for trial in trials for seed in trial.values}):
+        found = {
+            trial: at_end(measured(run, trial.label, seed, "final", metric, "validation"))
+            for trial, run in runs.items()
+            if seed in trial.values and not trial.pruned
+        }
+        kept = shared([*found.values()])
+        if kept is None:
+            continue
+        fewest = min(len(losses) for _, losses in found.values())
+        alike = len({_divided(runs[trial]) for trial in found}) == 1
+        counts[seed] = len(kept) if alike and 2 * len(kept) >= fewest else 0
+        for trial, (known, _) in found.items() if counts[seed] else ():
+            trial.values[seed] = float(only(known, kept).values.mean())
+    return counts
+
+
+def _divided(run: RunData) -> str:
+    """What decides which examples a client has: two runs with the same have the same clients in a seed."""
+    data = run.description.get("data") or {}
+    return identity({key: value for key, value in data.items() if key not in KEEPS_CLIENTS})
 
 
 def _measured(experiment: Experiment, trials: Sequence[Trial]) -> tuple[str, str]:

@@ -98,7 +98,7 @@ def _heat_maps(sweep: SweepResult, keys: Sequence[str]) -> CaptionedFigure:
     shown = [key for key in keys if any(key in panel.keys for panel in panels)]
     hidden = [key for key in keys if any(key in _varied(sweep, panel.label)[2:] for panel in panels)]
     caption += f" Best over {', '.join(hidden)}." if hidden else ""
-    return CaptionedFigure("sweep", f"{metric.name.capitalize()} over {' and '.join(shown)}", caption, figure)
+    return CaptionedFigure("sweep", f"{metric.capital_title} over {' and '.join(shown)}", caption, figure)
 
 
 def _draw_panel(axes: Axes, sweep: SweepResult, panel: Panel) -> Any:
@@ -146,7 +146,7 @@ def _lines(sweep: SweepResult, key: str) -> CaptionedFigure:
     style.show_percent(axes.yaxis, sweep.metric.percent)
     if len(everybody) > 1:
         style.add_legend(figure)
-    metric = sweep.metric.name.capitalize()
+    metric = sweep.metric.capital_title
     caption = f"{metric} of {sweep.measured}: mean and, for several seeds, 95 % t interval."
     without = [label for label in everybody if label not in labels]
     caption += f" Not tried with {key}: {', '.join(without)}." if without else ""

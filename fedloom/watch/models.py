@@ -11,7 +11,9 @@ from torch import Tensor
 
 from fedloom.errors import FedloomError, InputError
 from fedloom.experiment import checkpoint
+from fedloom.results.learning_curves import TITLES
 from fedloom.results.run_data import RunData
+from fedloom.results.run_values import ClientValues
 from fedloom.tree import Tree
 
 MOST = 64  # rows and columns of a picture, and clients
@@ -24,7 +26,7 @@ def models(run: RunData, label: str, seed: int, metric: str, phase: str) -> Json
         raise InputError(f"The run has no algorithm '{label}' with seed {seed}.")
     round, found = _last_checkpoint(run, label, seed)
     mean = _mean(list(found.values())) if len(found) > 1 else None
-    values = run.client_values(label, seed, phase, metric).last_round()
+    values, measured, final = _measured(run, label, seed, metric, phase)
     fares = dict(zip(values.clients.tolist(), values.values.tolist(), strict=True))
     held = run.facts.get("labels") or {}
     counts = held.get("counts") or []
@@ -40,7 +42,26 @@ def models(run: RunData, label: str, seed: int, metric: str, phase: str) -> Json
     ]
     shared = {name: _picture(tree) for name, tree in found.items() if isinstance(name, str)}
     classes = [str(one) for one in held.get("classes") or ()]
-    return {"round": round, "shared": shared, "clients": clients, "all": len(run.clients), "classes": classes}
+    return {
+        **{"round": round, "shared": shared, "clients": clients, "all": len(run.clients), "classes": classes},
+        **{"measured": measured, "final": final},
+    }
+
+
+def _measured(run: RunData, label: str, seed: int, metric: str, phase: str) -> tuple[ClientValues, str, bool]:
+    """Return the last values of clients, a sentence about the model that they are of, and whether it is the final one.
+
+    While a run goes on, a number is of a model of the last measured round, and the weights are those after the average.
+    """
+    final = run.client_values(label, seed, "final", metric).last_round()
+    if len(final):
+        return final, f"Each client's {metric} is that of the final model on the client's own test.", True
+    phase = "pre_fit" if phase == "final" else phase  # it is not measured yet
+    last = run.client_values(label, seed, phase, metric).last_round()
+    if not len(last):
+        return last, "", False
+    when = f"{TITLES[phase].lower()} of round {int(last.rounds.max())}"
+    return last, f"Each client's {metric} was measured {when}: it is not of the weights that are drawn here.", False
 
 
 def _last_checkpoint(run: RunData, label: str, seed: int) -> tuple[int | None, dict[Any, Tree]]:

@@ -19,14 +19,17 @@ from fedloom.experiment.control import PAUSED
 from fedloom.privacy.words import EPSILONS, IN_A_WORD
 from fedloom.results import figure_style, learning_curves
 from fedloom.results.badly_served import in_short
+from fedloom.results.comparisons import best_first, comparisons
 from fedloom.results.result import overall
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Curve, Floats, Ints
+from fedloom.results.sentences import say
 from fedloom.results.summary import COLUMNS
 from fedloom.watch.live_run import MARKS, LiveRun
 
 Json = dict[str, Any]
-PHASES = ("pre_fit", "post_fit")  # of what is measured at clients
+PHASES = ("pre_fit", "post_fit")  # of what is measured at clients in each round
+FINAL = "final"  # the final model, and until it is measured the model before local training
 # In the dark, two of the report's colours do not show; Okabe and Ito's yellow, too pale for white paper, does.
 IN_THE_DARK = {"#000000": "#f2f4f7", "#882255": "#F0E442"}
 AXES = ("rounds", "bytes", "seconds", "virtual")
@@ -140,6 +143,8 @@ def curves(
     """Return a metric against an axis: a line with its band per algorithm, and one per seed if they are wanted.
 
     `universal` is the title of the test of clients' models on all tests, and each line's number; empty without one.
+    So is `final` of the final models, which no curve shows: they come after the last average. `order` has the labels of
+    the table of last values, and `about` says what order that is.
 
     `known` has the marks of the lines that the page has, with commas between them, each followed by those of its seeds
     after semicolons: the page gets only what follows.
@@ -152,7 +157,7 @@ def curves(
     }
     by_seed = {cell: stats for cell, stats in by_seed.items() if len(stats.index)}
     marks, seeds = known.split(","), len(run.seeds)
-    lines = []
+    lines, ends = [], []
     for number, label in enumerate(dict.fromkeys(label for label, _ in by_seed)):
         mine = {seed: stats for (one, seed), stats in by_seed.items() if one == label}
         # a seed that has just begun must not take the rounds away that others have finished
@@ -168,16 +173,21 @@ def curves(
                 **_points(_mean_places(axis, [places[seed] for seed in done], band.rounds), sides, have),
                 "count": len(done),
                 "universal": _universal(run, label, metric),
+                "final": None if panel == "server" else _at_the_end(run, label, f"test_{metric}"),
                 "seeds": [
                     _points(_mean_places(axis, [places[seed]], mine[seed].index), {"mean": mine[seed].mean}, mark)
                     for seed, mark in zip(apart, (*of_seeds, *[""] * len(apart)), strict=False)
                 ],
             }
         )
+        ends.append((label, int(band.rounds[-1]), len(done), float(band.mean[-1])))
+    order, about = _ranking(run, metric, panel, ends)
     known_seeds = max((line["count"] for line in lines), default=0)
     wide = len(lines) > WIDE_BANDS and any(line["count"] == 2 for line in lines)
     crowded = wide or len(lines) > learning_curves.MOST_BANDS
     words = learning_curves.caption(seeds, {panel}, crowded, known_seeds)
+    if "Bands: " in words:
+        words += " " + say("caption", "cut")
     if any(line["seeds"] for line in lines) and not each_seed:
         words += " Thin lines: seeds that are not done."
     tested = any(line["universal"] is not None for line in lines)
@@ -187,16 +197,48 @@ def curves(
         "crowded": crowded,
         "metric": metric,
         "panel": panel,
+        "order": order,
+        "about": about,
+        "final": COLUMNS["test"] if any(line["final"] is not None for line in lines) else "",
         "universal": COLUMNS["universal"] + run.drawn("universal") if tested else "",
     }
 
 
+def _ranking(run: RunData, metric: str, panel: str, ends: list[tuple[str, int, int, float]]) -> tuple[list[str], str]:
+    """Return the order of the table of last values, and what it is; `ends`: label, last round, seeds and mean.
+
+    A finished run has the order of its report. Numbers of other rounds or over fewer seeds are no ranking.
+    """
+    labels = [label for label, *_ in ends]
+    if run.done and (found := comparisons(run, metric)):
+        first = best_first(run, found[0])
+        pooled = ", and what has all data in one place last" if any(map(run.is_pooled, first)) else ""
+        about = f"The best algorithm first{pooled}, by what the report compares: {found[0].title}."
+        if {*labels} - {*first}:
+            about += " Algorithms without this number stand last."
+        if found[0].key != f"{panel}_test":
+            about += " Columns “round” to “band” are about the last round of these curves."
+        return sorted(labels, key=lambda label: first.index(label) if label in first else len(first)), about
+    final = " The report compares the final models, which are measured at the end." if panel != "server" else ""
+    if len({(rounds, seeds) for _, rounds, seeds, _ in ends}) > 1:
+        differ = "they are not at the same round, or not all have the same seeds."
+        return labels, f"The last round of each algorithm, in the order of the file: {differ}{final}"
+    sign = -1 if run.metric(metric).higher_is_better else 1
+    known = sorted((math.isnan(mean), sign * mean, place) for place, (*_, mean) in enumerate(ends))
+    return [
+        labels[place] for *_, place in known
+    ], f"The best algorithm first, by the last round of these curves.{final}"
+
+
 def _universal(run: RunData, label: str, metric: str) -> float | None:
     """Return the clients' models on all tests, the mean over finished seeds: it is measured at the end of a cell."""
-    if not run.evaluation.get("universal"):
-        return None
+    return _at_the_end(run, label, f"universal_{metric}") if run.evaluation.get("universal") else None
+
+
+def _at_the_end(run: RunData, label: str, name: str) -> float | None:
+    """Return a final number of an algorithm, the mean over finished seeds."""
     done = [cell for cell, row in run.cells.items() if cell[0] == label and row["status"] == "done"]
-    known = [value for cell in done if (value := run.summary(*cell).get(f"universal_{metric}")) is not None]
+    known = [value for cell in done if (value := run.summary(*cell).get(name)) is not None]
     return statistics.fmean(known) if known else None
 
 
@@ -253,7 +295,11 @@ def clients(live: LiveRun, label: str, seed: int, metric: str, phase: str) -> Js
     who = took[:, 1].astype(np.int64)
     here = who < count  # the pooled baseline trains a client that does not exist
     who, took = who[here], took[here]
-    last = run.client_values(label, seed, _known(phase, PHASES, "phase"), metric)
+    last = run.client_values(label, seed, _known(phase, (FINAL, *PHASES), "phase"), metric)
+    about = f"{metric}: the final model." if phase == FINAL and len(last) else ""
+    if phase == FINAL and not len(last):
+        last = run.client_values(label, seed, PHASES[0], metric)
+        about = f"{metric}: before local training. The final model is measured at the end." if len(last) else ""
     value, measured = np.full(count, np.nan), np.zeros(count)
     value[last.clients], measured[last.clients] = last.values, last.rounds  # later rounds replace earlier ones
     seen = np.zeros(count)
@@ -271,6 +317,7 @@ def clients(live: LiveRun, label: str, seed: int, metric: str, phase: str) -> Js
         part = dict.fromkeys(part, [None] * count)
     return {
         "names": run.client_names,
+        "about": about,
         "columns": {
             **{split: [row[split] if held else None for row in run.clients] for split in SPLITS},
             **part,
@@ -334,7 +381,7 @@ def settings(run: RunData) -> Json:
     return {
         "experiment": text or json.dumps(run.description, indent=2, ensure_ascii=False),
         "machine": {key: str(value) for key, value in machine.items()},
-        "data": run.data_fingerprints,
+        "data": run.data_marks,
         "harm": [*in_short(run)] if run.done else [],
     }
 

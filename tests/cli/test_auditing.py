@@ -91,3 +91,13 @@ def test_an_attack_on_the_final_model_says_how_to_make_the_run(private: Path) ->
         done = fedloom("audit", "private.toml", "--only", "membership", *options, folder=private, code=2)
         command = shlex.join(["fedloom", "run", "private.toml", *options])
         assert f"Run the experiment first: `{command}`" in " ".join(done.stderr.split())
+
+
+def test_if_no_audit_could_be_done_that_is_an_error_and_there_are_no_findings(tmp_path: Path) -> None:
+    lost = '[data]\nsource = "csv"\npath = "loans.csv"\nlabel = "default"\npartition = { name = "iid", clients = 3 }\n'
+    (tmp_path / "lost.toml").write_text(f'rounds = 1\n{lost}[task]\nmodel = "logistic"\n[algorithm]\nfedavg = {{}}\n')
+    done = fedloom("audit", "lost.toml", "-q", folder=tmp_path, code=2)
+    assert "No audit of reconstruction: " in done.stderr
+    assert "loans.csv" in done.stderr
+    assert "Findings" not in done.stdout + done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ def test_data_describe_says_whose_clients_they_are_if_every_seed_draws_its_own(f
     changes = ("--set", "seeds=[4, 5]", "--set", "data.seed='run'", "--set", "data.partition={name='iid', clients=3}")
     done = fedloom("data", "describe", "small.toml", *changes, folder=folder)
     assert "These are the clients of seed 4: every seed draws its own." in done.stdout
+
+
+def test_data_describe_prints_json(folder: Path) -> None:
+    done = fedloom("data", "describe", "small.toml", "--json", folder=folder)
+    found = json.loads(done.stdout)
+    assert found["picture"] == "small-data.png"
+    assert sum(one["examples"] for one in found["clients"]) == found["examples"]
+    assert all(one["largest"]["class"] in found["classes"] for one in found["clients"])
 
 
 def test_data_get_offline_names_what_to_fetch_by_hand(folder: Path) -> None:
@@ -119,7 +128,12 @@ def test_a_site_hears_of_probable_mistakes_in_its_table(
     assert "Data: Federation(1 clients, 60 examples" in told  # a site's file that names no clients is one
     (tmp_path / "oslo.csv").write_text((tmp_path / "oslo.csv").read_text().replace("-999", "0.75"))
     in_this_process("data", "summarize", "oslo.toml", "--to", "oslo.json", "--force", monkeypatch=monkeypatch)
-    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch)
+    in_this_process("data", "agree", "berlin.json", "oslo.json", monkeypatch=monkeypatch, code=2)
+    told = capsys.readouterr().err
+    assert "Nothing was written. Correct it there and summarize again or, if the values are right" in told
+    assert "set convert = { crp = 88.0 } in [data] at oslo, with the exact factor, times one that is set" in told
+    assert not (tmp_path / "preprocessing.json").exists()
+    in_this_process("data", "agree", "berlin.json", "oslo.json", "--force", monkeypatch=monkeypatch)
     told = capsys.readouterr().err
     assert "Caution: crp is about 88 times smaller at oslo than elsewhere" in told
     assert "set convert = { crp = 88.0 } in [data] at oslo, with the exact factor, times one that is set" in told

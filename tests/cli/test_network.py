@@ -63,6 +63,7 @@ def test_a_site_checks_its_data_before_it_uses_its_token(tmp_path: Path, capsys:
 
 
 STATUS = {"awaited_clients": 3, "seconds_left": 12.4, "accepted": 5, "rejected": 1}
+SILENCE = {"silent_after": 6.0, "gone_after": 15.0}
 AGENT = {"state": "ready", "doing": "idle", "clients": 2, "seconds_since_seen": 1.2, "awaited": False, "why": ""}
 
 
@@ -80,13 +81,16 @@ def test_anybody_sees_numbers_and_how_to_see_more(
 ) -> None:
     found = {**STATUS, "agents": {"ready": 2, "joining": 0, "gone": 1}}
     assert shown(found, monkeypatch=monkeypatch, capsys=capsys) == [
-        "agents: 2 ready, 1 gone; 3 client(s) awaited, 12 s left",
+        "agents, by their last messages: 2 ready, 1 gone; 3 client(s) awaited, 12 s left",
         "answers since the coordinator started: 5 accepted, 1 rejected",
         "Add --token-file RUN/network/operator.token (on the coordinator's machine) to see names and stages.",
     ]
     assert json.loads("".join(shown(found, "--json", monkeypatch=monkeypatch, capsys=capsys))) == found
     found = {**STATUS, "awaited_clients": 0, "seconds_left": None, "agents": {"ready": 0}}
-    assert shown(found, monkeypatch=monkeypatch, capsys=capsys)[0] == "agents: none; 0 client(s) awaited"
+    assert (
+        shown(found, monkeypatch=monkeypatch, capsys=capsys)[0]
+        == "agents, by their last messages: none; 0 client(s) awaited"
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,15 +116,16 @@ def test_the_operator_sees_names_and_stages(
 ) -> None:
     (tmp_path / "operator.token").write_text(str(Token.new("")))
     agents = [{**AGENT, "name": "kerry", "awaited": True}, {**AGENT, "name": "clare", "state": "gone", "why": "no"}]
-    found = {**STATUS, "stage": "fedavg: round 1", "agents": agents, "silent_after": 6.0, "gone_after": 15.0}
+    found = {**STATUS, "stage": "fedavg: round 1", "agents": agents, **SILENCE}
     token = ("--token-file", str(tmp_path / "operator.token"))
     assert shown(found, *token, monkeypatch=monkeypatch, capsys=capsys) == [
         "fedavg: round 1",
         "awaited: kerry (3 client(s), 12 s left)",
         "answers since the coordinator started: 5 accepted, 1 rejected",
-        f"kerry                    ready       2 client(s)  {'idle':<40} seen 1 s ago",
-        f"clare                    gone        2 client(s)  {'idle':<40} seen 1 s ago (no)",
-        "silent: not heard from for 6 s; gone: for 15 s, and rounds that have enough answers do not wait for it.",
+        f"kerry                    ready       2 client(s)  {'idle':<40} heard from 1 s ago",
+        f"clare                    gone        2 client(s)  {'idle':<40} heard from 1 s ago (no)",
+        "A state is what an agent last said. Not heard from for 6 s, it is silent; for 15 s, gone, and rounds that "
+        "have enough answers do not wait for it.",
     ]
 
 
@@ -129,7 +134,7 @@ def test_what_a_coordinator_says_cannot_move_the_cursor_or_reorder_a_line(
 ) -> None:
     (tmp_path / "operator.token").write_text(str(Token.new("")))
     agents = [{**AGENT, "name": "\u202eyrrek", "doing": "\x1b[2J"}]
-    found = {**STATUS, "stage": "round\r9", "agents": agents}
+    found = {**STATUS, "stage": "round\r9", "agents": agents, **SILENCE}
     token = ("--token-file", str(tmp_path / "operator.token"))
     text = "\n".join(shown(found, *token, monkeypatch=monkeypatch, capsys=capsys))
     assert text.startswith("round\\r9\n")

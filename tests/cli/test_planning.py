@@ -146,6 +146,32 @@ def test_check_says_that_protections_leave_nothing_to_measure_without_data_of_th
     assert "Nothing will be measured" not in served("check")
 
 
+def test_check_says_which_algorithm_it_assumes(served: Served) -> None:
+    served.write('[task]\nmodel = "digits_mlp"\n')
+    assert "# There is no [algorithm]: fedavg is assumed.\n" in served("check")
+    assert "is assumed" not in served("check", "--set", "algorithm.mine.name=fedprox")
+    served.write('[task]\nmodel = "digits_mlp"\n[algorithm]\nfedavg = {}\n')
+    assert "is assumed" not in served("check")
+
+
+@pytest.mark.parametrize(("more", "warned"), [((), True), (("cohort.count=10",), False)])
+def test_check_warns_of_sums_over_few_clients(served: Served, more: tuple[str, ...], warned: bool) -> None:
+    served.write(
+        '[task]\nmodel = "digits_mlp"\n[algorithm]\nfedavg = { weights = "uniform" }\n'
+        "[privacy]\nsecure_aggregation = {}\n"
+    )
+    changes = [part for change in more for part in ("--set", change)]
+    assert ("# Caution: [privacy] secure_aggregation: a sum may be over only 3" in served("check", *changes)) == warned
+    two = (
+        "data.source=digits",
+        "data.partition.name=iid",
+        "data.partition.clients=2",
+        "privacy.secure_aggregation.min_clients=2",
+    )
+    said = served("check", *(part for change in two for part in ("--set", change)))
+    assert "each of the two can subtract its own update" in said
+
+
 def test_check_shows_what_sites_agreed_on_though_they_have_the_data(served: Served) -> None:
     columns = (Column(name="age"), Column(name="weight"))
     numbers = {"mean": (50.0, 70.0), "std": (15.0, 9.0)}
@@ -292,3 +318,23 @@ def test_check_finds_errors_in_your_own_algorithm(folder: Path) -> None:
     whole = fedloom("-v", "check", "small.toml", "--set", mine, folder=folder, code=2)
     assert "Traceback (most recent call last)" in whole.stderr
     assert whole.stderr.endswith(done.stderr)
+
+
+def test_check_says_that_a_folder_holds_another_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = '[data]\nsource = "digits"\npartition = { name = "iid", clients = 3 }\n'
+    (tmp_path / "e.toml").write_text(f'rounds = 1\n{data}[task]\nmodel = "digits_mlp"\n[run]\nbackend = "serial"\n')
+    said = "runs/e holds another experiment, so `fedloom run` will refuse it"
+
+    def checked(*changes: str) -> str:
+        capsys.readouterr()
+        in_this_process("check", "e.toml", *changes, monkeypatch=monkeypatch)
+        return " ".join(capsys.readouterr().out.split())
+
+    assert said not in checked()
+    in_this_process("run", "e.toml", "-q", "--no-report", monkeypatch=monkeypatch)
+    assert said not in checked("--set", "rounds=2")
+    assert said in checked("--set", "train.lr=0.7").replace("# ", "")
+    in_this_process("run", "e.toml", "-q", "--set", "train.lr=0.7", monkeypatch=monkeypatch, code=2)

@@ -218,6 +218,9 @@ def test_runs_are_compared_in_tables_and_pictures(
     assert {"differences.csv", "overview_accuracy.tex", "comparison.png", "headline.svg"} <= {
         path.name for path in folder.iterdir()
     }
+    assert "replace those of an earlier comparison" not in told
+    told = command("compare", "runs/one", "runs/two", "--only", "fedavg", monkeypatch=monkeypatch, capsys=capsys)
+    assert "They replace those of an earlier comparison, and so do the pictures. To keep both" in told
     asked = ("compare", "runs/one", "runs/two", "--metric", "loss", "--out", "beside", "--json")
     in_this_process(*asked, monkeypatch=monkeypatch)
     found = json.loads(capsys.readouterr().out, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
@@ -233,7 +236,9 @@ def test_runs_are_compared_in_tables_and_pictures(
     told = command("compare", "runs/one", "runs/two", *few, monkeypatch=monkeypatch, capsys=capsys)
     assert "fedavg (two) − fedavg (one)" in told
     assert "pooled" not in told
-    assert "two runs or more" in command("compare", "runs/one", monkeypatch=monkeypatch, capsys=capsys, code=2)
+    told = command("compare", "runs/one", "--metric", "loss", monkeypatch=monkeypatch, capsys=capsys)
+    assert "fedavg − pooled" in told or "pooled − fedavg" in told
+    assert (runs / "compare-one-loss" / "differences.csv").is_file()
 
 
 def test_a_run_is_removed_only_with_a_yes(

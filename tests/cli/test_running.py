@@ -11,6 +11,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -298,6 +299,23 @@ def test_the_demo_can_start_over(live: tuple[str, ...], monkeypatch: pytest.Monk
     in_this_process("demo", *live, monkeypatch=monkeypatch, code=130)
     in_this_process("demo", *live, "--fresh", monkeypatch=monkeypatch, code=130)
     assert asked == [False, True]
+
+
+def test_a_live_demo_that_is_done_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def wait(self) -> None:
+            raise KeyboardInterrupt
+
+    opened: list[bool] = []
+    monkeypatch.setattr("fedloom.cli.watching.opened", lambda *_, browser: opened.append(browser) or nullcontext())
+    monkeypatch.setattr("fedloom.cli.running._run", lambda *_, **__: None)
+    monkeypatch.setattr("fedloom.cli.running.threading", SimpleNamespace(Event=Interrupted))
+    in_this_process("demo", "--live", "--fresh", monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == "The page stays open. Ctrl-C ends it.\n"
+    in_this_process("demo", "--live", "--no-browser", monkeypatch=monkeypatch)
+    assert opened == [True, False]
 
 
 @pytest.mark.parametrize("options", [(), ("--live",), ("--live", "--out", "my run")])

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedloom.data.build import federate
 from fedloom.data.class_names import classes_of_one_client, doubts, same_meaning
@@ -41,8 +42,25 @@ def test_classes_that_one_client_has_alone_are_counted(tmp_path: Path) -> None:
     dataset = Csv(path=tmp_path, label="out").load(tmp_path)
     said = classes_of_one_client(federate(dataset))
     assert "has 0 (2 rows of west), 1 (1 row of west), daed (1 row of south): are they spelt differently" in said
+    rows = np.arange(len(dataset.y)).repeat(9)
+    many = replace(
+        dataset, client=np.asarray(dataset.client)[rows], y=torch.as_tensor(dataset.y)[rows], x=dataset.x[rows]
+    )
+    assert "has 0 (18 rows of west), 1 (9 rows of west), daed (9" in classes_of_one_client(federate(many))
     apart = replace(dataset, client=np.asarray(dataset.y))  # every class has its client
     assert classes_of_one_client(federate(apart)) == ""
+
+
+def test_clients_that_differ_in_their_classes_are_no_mistake_but_learn_them_alone(tmp_path: Path) -> None:
+    here = {"biscoe": {"adelie": 8, "gentoo": 9}, "dream": {"adelie": 8, "chinstrap": 7}, "torgersen": {"adelie": 8}}
+    rows = [f"{island},{kind}" for island, kinds in here.items() for kind, count in kinds.items() for _ in range(count)]
+    (tmp_path / "all.csv").write_text("a,island,y\n" + "".join(f"{place},{row}\n" for place, row in enumerate(rows)))
+    dataset = Csv(path=tmp_path / "all.csv", label="y", client="island").load(tmp_path)
+    assert doubts(federate(dataset)) == ""
+    (said,) = (one for one in suspicions(federate(dataset)) if "Only one client" in one)
+    assert said.startswith("Only one client has chinstrap (7 rows of dream), gentoo (9 rows of biscoe). Each is learnt")
+    divided = federate(dataset, partition={"name": "shards", "per_client": 1}, clients=3)
+    assert not any("Only one client" in one for one in suspicions(divided))  # as somebody chose
 
 
 def test_only_classes_that_seem_right_get_an_output_each_without_a_question() -> None:

@@ -3,15 +3,19 @@ from __future__ import annotations
 import io
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from rich.console import Console
+from rich.table import Table
 from sklearn.datasets import load_digits
 
 from fedloom.data.build import federate
-from fedloom.data.describe import describe, table
+from fedloom.data.describe import describe, missing_table, table
 from fedloom.data.federation import Dataset, Federation
+from fedloom.data.preprocessing import Column, Preprocessing, columns_named
 
 
 def small() -> Federation:
@@ -22,8 +26,12 @@ def small() -> Federation:
 
 
 def rendered(federation: Federation, **arguments: int) -> str:
+    return printed(table(describe(federation), **arguments))
+
+
+def printed(found: Table) -> str:
     text = io.StringIO()
-    Console(width=80, file=text).print(table(describe(federation), **arguments))
+    Console(width=80, file=text).print(found)
     return text.getvalue()
 
 
@@ -48,6 +56,82 @@ def test_warnings_say_who() -> None:
 def test_nothing_to_warn_about() -> None:
     data = Dataset(torch.zeros(100, 1), torch.arange(100) % 2, classes=("a", "b"))
     assert describe(federate(data, clients=2)).warnings == ()
+
+
+def test_the_most_common_class_of_each_client_is_named() -> None:
+    description = describe(small())
+    assert description.most_common.tolist() == [0, 1, 1]
+    lines = rendered(small()).splitlines()
+    assert [next(line for line in lines if f"│ {name} " in line).split("│")[-2].strip() for name in "abc"] == [
+        "100% no",
+        "70% yes",
+        "100% yes",
+    ]
+    assert description.message()["clients"][1] == {
+        "name": "b",
+        "examples": 10,
+        "train": 6,
+        "validation": 2,
+        "test": 2,
+        "labels": 2,
+        "largest": {"class": "yes", "share": 0.7},
+    }
+
+
+def with_gaps(normalize: str, columns: int = 3) -> Federation:
+    """berlin lacks a crp of 5, and two wards of 5; oslo a crp of 3. The mean of age is one of its values."""
+    x = torch.tensor([[float(row % 3) + 1, row % 2, 1 - row % 2, row] for row in range(8)])
+    x[[0, 6], 3] = torch.nan
+    x[1:3, 1:3] = torch.nan
+    kinds = (Column(name="age"), Column(name="ward", categories=("a", "b")), Column(name="crp [mg/l]"))
+    data = Dataset(
+        x,
+        torch.arange(8) % 2,
+        client=np.array(["berlin"] * 5 + ["oslo"] * 3),
+        classes=("no", "yes"),
+        features=("age", "ward=a", "ward=b", "crp [mg/l]"),
+        missing=True,
+        preprocessing=Preprocessing(columns=kinds),
+    )
+    return federate(data, normalize=normalize)
+
+
+@pytest.mark.parametrize("normalize", ["federated", "client"])
+def test_missing_values_are_counted_by_column_and_client(normalize: str) -> None:
+    """Scaled values are 0 where they are missing, and also where they are the mean: those are not counted."""
+    description = describe(with_gaps(normalize))
+    assert {name: counts.tolist() for name, counts in description.missing.items()} == {
+        "ward": [2, 0],
+        "crp [mg/l]": [1, 1],
+    }
+    clients = description.message()["clients"]
+    assert [one["missing"] for one in clients] == [{"ward": 2, "crp [mg/l]": 1}, {"crp [mg/l]": 1}]
+    found = missing_table(description)
+    assert found is not None
+    text = printed(found)
+    assert "│ ward       │       2 │ berlin 2 of 5 " in text
+    assert "│ crp [mg/l] │       2 │ berlin 1 of 5, oslo 1 of 3 │" in text
+    assert "age" not in text
+    assert missing_table(describe(small())) is None
+
+
+def test_tables_with_long_names_fit_eighty_columns() -> None:
+    names = np.repeat([f"a hospital with a very long name, number {number}" for number in range(50)], 4)
+    x = torch.zeros(200, 30)
+    x[::2] = torch.nan
+    columns = columns_named(f"a column with a very long name, number {number}" for number in range(30))
+    classes = ("a class with a very long name", "another class")
+    data = Dataset(x, torch.arange(200) % 2, client=names, classes=classes, missing=True)
+    features = tuple(column.name for column in columns)
+    data = replace(data, preprocessing=Preprocessing(columns=columns), features=features)
+    description = describe(federate(data, normalize="federated"))
+    found = missing_table(description)
+    assert found is not None
+    for text in (printed(found), printed(table(description))):
+        assert max(len(line) for line in text.splitlines()) <= 80
+    assert "45 more" in " ".join(re.sub("[^a-z0-9 ]", " ", printed(found)).split())
+    assert "… 10 more" in printed(found)
+    assert re.search(r"│ a hospital.*… │ +4 │ +2 │ +1 │ +1 │ +2 │ 50% a.*… │", printed(table(description)))
 
 
 def test_a_regression_has_no_labels() -> None:

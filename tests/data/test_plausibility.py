@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 
 from fedloom.data.build import divided, federate
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.plausibility import (
-    rare_categories,
-    spelt_differently,
-    suspicions,
-    units_of_sites,
-    unusual,
-)
-from fedloom.data.preprocessing import Column, Preprocessing, columns_named
+from fedloom.data.plausibility import suspicions, units_of_sites, unusual
+from fedloom.data.preprocessing import Preprocessing, columns_named
 from fedloom.data.sources.csv import Csv
 from fedloom.errors import InputError
 from fedloom.experiment.experiment_file import parse
@@ -248,26 +242,6 @@ def test_values_that_are_the_mean_and_clients_with_few_rows_are_not_called_empty
     assert [one for one in suspicions(federation) if "is empty in all" in one] == []
 
 
-def test_categories_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
-    wards, smokers = ("icu", "ICU", "day care", "day-care", "A+", "A-"), ("yes", "no", "True", "unknown")
-    rows = [f"{wards[row % 6]},{smokers[row % 4]},{row % 2}\n" for row in range(24)]
-    (tmp_path / "data.csv").write_text("ward,smoker,y\n" + "".join(rows))
-    source = Csv(path=tmp_path / "data.csv", label="y", categorical=("ward", "smoker"))
-    said = [*suspicions(federate(source.load(tmp_path), clients=2))]
-    assert [one.partition(". If so")[0] for one in said] == [
-        "ward has categories that may mean the same and are separate features: ICU, icu; day care, day-care",
-        "smoker has categories that may mean the same and are separate features: True, yes",
-    ]
-    (tmp_path / "data.csv").write_text("ward,y\n" + "icu,0\nNA,1\n" * 12)
-    source = Csv(path=tmp_path / "data.csv", label="y", categorical=("ward",))
-    assert any(
-        one.startswith("ward has the category NA,") and 'set missing = { "NA" = nan }' in one
-        for one in suspicions(federate(source.load(tmp_path), clients=2))
-    )
-    (ward,) = spelt_differently([Column(name="ward", categories=("ICU", "icu"), embedded=True)])
-    assert "may mean the same and have separate embeddings: ICU, icu." in ward
-
-
 def test_a_class_that_probably_means_a_missing_label_is_named(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("a,y\n" + "1,yes\n2,no\n3,n/a\n" * 4)
     (said,) = suspicions(federate(Csv(path=tmp_path / "data.csv", label="y").load(tmp_path), clients=2))
@@ -306,6 +280,13 @@ def test_copies_of_rows_are_counted_but_not_where_measurements_are_coarse() -> N
     assert found(coarse) == []
     (said,) = found(pandas.concat([x.round(), x.round()]), np.concatenate([y, y]))  # no column says which row it is
     assert " of 240 rows repeat another one." in said
+
+
+def test_a_few_copies_are_named_where_hardly_any_row_would_repeat_by_chance() -> None:
+    x = table().assign(pressure=np.random.default_rng(3).normal(120, 9, 120).round(1))
+    rows = [*range(120), *range(5)]
+    (said,) = suspicions(Federation.from_arrays(x.iloc[rows], labels(x)[rows], clients=1))
+    assert said.startswith("5 of 125 rows repeat another one.")
 
 
 def test_copies_are_found_in_a_table_of_which_some_rows_are_looked_at() -> None:
@@ -358,9 +339,3 @@ def test_columns_that_single_precision_cannot_tell_apart_are_named() -> None:
     assert not any("precision" in text for text in suspicions(Federation.from_arrays(x - 1e9, labels, clients=2)))
     (found,) = Federation.from_arrays(x[:, :1], x[:, 1], clients=2).cautions
     assert found.startswith("the label has values from")
-
-
-def test_numbers_that_are_declared_as_categories_are_named() -> None:
-    (said,) = rare_categories("crp", [f"{number / 4}" for number in range(80)])
-    assert said == "crp has 80 categories, all numbers: take it out of categorical to use it as a number."
-    assert [*rare_categories("ward", [str(100 + number % 30) for number in range(80)])] == []  # codes

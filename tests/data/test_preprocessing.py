@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.data.agreement import Summary
 from fedloom.data.preprocessing import Column, Preprocessing, categories, numbers_first
 from fedloom.errors import InputError
 
@@ -149,3 +150,18 @@ def test_the_file_is_json_for_every_reader(tmp_path: Path) -> None:
     read = Preprocessing.read(tmp_path / "preprocessing.json")
     assert isnan(read.marks[""])
     assert (read.std, read.sha256) == ((inf,), made.sha256)
+
+
+def test_keys_that_earlier_versions_do_not_know_are_written_only_if_they_say_something(tmp_path: Path) -> None:
+    path, new = tmp_path / "agreed.json", {"optional": ("bnp",), "doubts": ("a unit",), "convert": {"crp": {"": 0.1}}}
+    TABLE.write(path)
+    assert not new.keys() & json.loads(path.read_text()).keys()
+    assert repr(Preprocessing.read(path)) == repr(TABLE)
+    told = TABLE.replace(**new)
+    told.write(path)
+    assert new.keys() <= json.loads(path.read_text()).keys()
+    assert repr(Preprocessing.read(path)) == repr(told)
+    summary = Summary(columns=(), marks={}, label=("y",), classes=(), features={})
+    summary.write(path)
+    assert "optional" not in json.loads(path.read_text())
+    assert repr(Summary.read(path)) == repr(summary)

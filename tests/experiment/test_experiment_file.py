@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli_w
@@ -11,7 +13,7 @@ import tomli_w
 from fedloom.data.split import Split
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
-from fedloom.experiment.description import identity
+from fedloom.experiment.description import differences, identity
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -214,6 +216,69 @@ def test_the_content_of_a_fleets_files_is_part_of_the_identity(tmp_path: Path) -
         (tmp_path / "fleet.csv").write_text(f"client,speed\n0,{speed}\n")
         found.add(identity(parse(text, tmp_path).description()))
     assert len(found) == 2
+
+
+def test_the_content_of_every_file_that_training_reads_is_part_of_the_identity(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("class Net: ...\n")
+    text = """
+    [data]
+    source = "csv"
+    path = "table.csv"
+    label = "y"
+    preprocessing = "agreed.json"
+    [task]
+    model = "net.py:Net"
+    args = { sizes = ["wide", "~no such person"], vocabulary = ["words.txt"] }
+    init = "start.safetensors"
+    """
+    names = ("agreed.json", "start.safetensors", "words.txt")
+    for name in names:
+        (tmp_path / name).write_text("first")
+    before = parse(text, tmp_path).description()
+    assert sorted(before["files"]) == sorted(names)
+    without = parse("").description()
+    assert without["files"] == {}
+    older = {key: value for key, value in without.items() if key != "files"}
+    assert identity(older) == identity(without)  # findings of audits stay
+    for name in names:
+        (tmp_path / name).write_text("second")
+        assert differences(before, parse(text, tmp_path).description()) == [f"the file {name} has changed"]
+        (tmp_path / name).write_text("first")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[task]\nmodel = "net.py:Net"\nargs = { note = "note.txt" }\ninit = "note.txt"',
+        '[algorithm.mine]\nname = "mine.py:Mine"\nnote = "note.txt"',
+    ],
+)
+def test_files_that_code_opens_in_the_working_directory_belong_to_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    base, name = tmp_path / "sub", "the file note.txt in the working directory"
+    base.mkdir()
+    monkeypatch.chdir(tmp_path)
+    (base / "net.py").write_text("from torch.nn import Linear as Net\n")
+    (base / "mine.py").write_text(
+        "from fedloom.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n"
+        '    """Reads a file."""\n\n    note: str = ""\n    """Its name."""\n'
+    )
+
+    def said(change: Callable[[], Any]) -> list[str]:
+        before = parse(text, base).description()
+        change()
+        return differences(before, parse(text, base).description())
+
+    there, here = base / "note.txt", Path("note.txt")
+    assert said(lambda: here.write_text("first")) == [f"{name} is new, or newly named"]
+    assert said(lambda: here.write_text("second")) == [f"{name} has changed"]
+    assert said(lambda: there.write_text("first")) == ["the file note.txt is new, or newly named"]
+    assert said(lambda: here.write_text("third")) == [f"{name} has changed"]
+    assert said(here.unlink) == [f"{name} is gone, or no longer named"]
+    monkeypatch.chdir(base)  # then both are the same file
+    assert [*parse(text, base).description()["files"]] == ["note.txt"]
+    assert said(there.unlink) == ["the file note.txt is gone, or no longer named"]
 
 
 def test_the_fleet_is_among_the_resolved_tables() -> None:

@@ -8,6 +8,7 @@ from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 
 TOP = "belongs at the top of the file, before the first [table]."
+ALGORITHM = "is an algorithm: write `fedavg = {}` under [algorithm], with its own settings in the braces."
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,10 @@ TOP = "belongs at the top of the file, before the first [table]."
             "[algorithm]\nfedavg = { delta = 1e-5 }",
             "`delta` is a key of dp in [privacy], example_dp in [privacy].",
         ),
+        ("[train]\nlr = 0.1\nfedavg = {}", f"`fedavg` {ALGORITHM}"),  # [algorithm] was forgotten
+        ("[data]\nsource = 'digits'\nscaffold = { lr = 0.1 }", f"`scaffold` {ALGORITHM.replace('fedavg', 'scaffold')}"),
+        ("rounds = 3\nfedavg = {}", f"`fedavg` {ALGORITHM}"),
+        ("[fedavg]\nlr = 0.1", f"`fedavg` {ALGORITHM}"),
         ("[data]\nlr = 0.1", "`lr` is a key of [train]."),
         ("[task]\nlearning_rate = 0.1", "`lr` is a key of [train]."),
         ("[train]\nlabel = 'dead'", "`label` is a key of [data] with source = csv."),

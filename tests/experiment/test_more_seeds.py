@@ -139,7 +139,7 @@ def test_the_epsilon_of_more_seeds_adds_up(federation: fl.Federation, task: fl.T
             seeds=seeds,
             rounds=2,
             algorithms={"fedavg": fl.FedAvg(weights="uniform")},
-            cohort=fl.Sampling(sampling="poisson", fraction=0.5),
+            cohort=fl.Sampling(sampling="poisson", fraction=0.9),
             privacy=private,
         )
     page = result.report().read_text()

@@ -134,6 +134,27 @@ def test_a_file_that_sites_agreed_on_decides_categories_classes_and_statistics(
 
 
 @pytest.mark.parametrize(
+    ("scores", "clear"), [("18 20 73", False), ("0 1 2", True), ("18 73 18", True), ("a b 3", True)]
+)
+def test_a_loss_of_your_own_gets_no_whole_numbers_as_numbers_of_classes_in_silence(
+    tmp_path: Path, scores: str, clear: bool
+) -> None:
+    rows = "".join(f"{place},{score}\n" for place, score in enumerate(scores.split() * 4))
+    (tmp_path / "p.csv").write_text("age,score\n" + rows)
+    (tmp_path / "own.py").write_text("def own(outputs, labels):\n    return (outputs.sum() - labels.sum()) ** 2\n")
+    data = {"source": "csv", "path": "p.csv", "label": "score", "partition": {"name": "iid", "clients": 2}}
+
+    def classes(**more: str) -> tuple[str, ...]:
+        return plan({**data, **more}, {"loss": "own.py:own"}, tmp_path).federation(1).classes
+
+    with nullcontext() if clear else pytest.raises(InputError, match=r"are 3 whole numbers, 18 to 73, .* gets 0 to 2"):
+        assert len(classes()) == len(set(scores.split()))
+    assert len(classes(task="classification")) == len(set(scores.split()))
+    if "a" not in scores:
+        assert classes(task="regression") == ()
+
+
+@pytest.mark.parametrize(
     ("also", "said"),
     [
         (
@@ -155,6 +176,16 @@ def test_a_file_that_sites_agreed_on_decides_categories_classes_and_statistics(
 def test_keys_that_contradict_an_agreed_file_are_refused(tmp_path: Path, also: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         plan({**agreed_data(tmp_path), **also}, {}, tmp_path).federation(1)
+
+
+@pytest.mark.parametrize("also", [{}, {"fill": "mean"}, {"task": "classification"}])
+def test_the_file_that_a_run_keeps_says_the_same_with_what_sites_agreed_on(
+    tmp_path: Path, also: dict[str, Any]
+) -> None:
+    written = parse({"rounds": 1, "data": {**agreed_data(tmp_path), **also}, "algorithm": {"fedavg": {}}}, tmp_path)
+    read = parse(written.as_written(), tmp_path)
+    assert read.description() == written.description()
+    assert Plan.of(read).federation(1).fingerprint == Plan.of(written).federation(1).fingerprint
 
 
 @pytest.mark.parametrize("text", ['{"mean": [1]}', '{"columns": [{"name": "age"}], "mean": [1, 2], "std": [1, 2]}'])

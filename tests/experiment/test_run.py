@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import save_file
 
 import fedloom as fl
 from fedloom import user_code
@@ -18,6 +19,7 @@ from fedloom.experiment import experiment_file
 from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.run import run_plan
+from fedloom.experiment.store import Store
 from fedloom.experiment.tables import EvaluateTable
 from fedloom.results.result import Result
 from tests.conftest import Dense
@@ -321,3 +323,23 @@ def test_other_things_than_a_federation_and_a_task_are_refused(
         fl.run(*given, fl.FedAvg(), out=tmp_path)
     with pytest.raises(InputError, match=message):
         next(fl.fit(*given, fl.FedAvg(), 1))
+
+
+def test_other_initial_weights_in_the_same_file_are_another_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    start = fl.Task("digits_mlp").initial()
+    data = {"source": "digits", "partition": {"name": "iid", "clients": 2}}
+    values = {"rounds": 1, "data": data, "task": {"init": "start.safetensors"}, "run": {"backend": "serial"}}
+    experiment = experiment_file.parse(values, tmp_path)
+    save_file(start, "start.safetensors")
+    first = run_plan(Plan.of(experiment), "out")
+    with Store(Path("out")) as store:  # versions before did not record the file
+        store.set_fact("description", {k: v for k, v in store.fact("description").items() if k != "files"})
+    assert run_plan(Plan.of(experiment), "out").weights_sha256 == first.weights_sha256
+    save_file({name: leaf + 1 for name, leaf in start.items()}, "start.safetensors")
+    with pytest.raises(InputError, match=r"another experiment(.|\n)* the file start.safetensors has changed"):
+        run_plan(Plan.of(experiment), "out")
+    with pytest.raises(InputError, match=r"another experiment(.|\n)* the file start.safetensors has changed"):
+        audit(experiment, Path("out"), ["poisoning"], Silent(), 100)

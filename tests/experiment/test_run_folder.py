@@ -10,13 +10,16 @@ import pytest
 
 import fedloom as fl
 from fedloom.errors import InputError, StoreError
-from fedloom.experiment import checkpoint
+from fedloom.experiment import checkpoint, experiment_file
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
+from fedloom.experiment.run import run_plan
 from fedloom.experiment.run_folder import irreplaceable, locked, remove, roll_back
 from fedloom.experiment.store import Store
 from fedloom.experiment.tables import EvaluateTable
 from fedloom.privacy.dp.ledger import LEDGER
 from fedloom.results.result import Result
+from fedloom.user_code import fingerprint
 from tests.experiment.small_run import StopAfter, run
 
 
@@ -51,6 +54,29 @@ def test_a_mistake_is_named_before_the_experiment_that_is_there_and_nothing_is_m
     with pytest.raises(InputError, match=said):
         run(federation, task, tmp_path / "r", rounds=1, fresh=fresh, **settings)
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
+
+
+def test_comments_and_docstrings_in_your_files_do_not_make_another_experiment(tmp_path: Path) -> None:
+    """Nor do the hashes of whole files that earlier versions recorded."""
+    mine, folder = tmp_path / "mine.py", tmp_path / "r"
+    text = "from fedloom.algorithms import FedAvg\n\n\nclass Mine(FedAvg):\n    _half = 0.5\n"
+    values = {"data": {"source": "digits", "partition": {"name": "iid", "clients": 3}}, "run": {"backend": "serial"}}
+
+    def train(text: str, rounds: int) -> str:
+        mine.write_text(text)
+        file = {**values, "algorithm": {"mine": {"name": "mine.py:Mine"}}, "rounds": rounds}
+        return run_plan(Plan.of(experiment_file.parse(file, tmp_path)), folder).status
+
+    assert train(text, 1) == "done"
+    commented = text.replace(":\n", ':\n    """Mine."""\n', 1).replace("0.5", "(0.5)  # half")
+    assert train(commented, 2) == "done"
+    with pytest.raises(InputError, match=r"the file mine.py has changed"):
+        train(text.replace("0.5", "0.6"), 3)
+    with Store(folder) as store:
+        store.set_fact("description", {**store.fact("description"), "code": {"mine.py:Mine": fingerprint(mine)}})
+    with pytest.raises(InputError, match=r"the file mine.py has changed"):
+        train(commented, 3)
+    assert train(text.replace("0.5", "0.6"), 3) == "done"
 
 
 def test_a_run_of_the_version_with_score_weights_in_fedavg_goes_on(

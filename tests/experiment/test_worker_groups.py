@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -22,6 +23,7 @@ from fedloom.experiment import worker_groups
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.store import Store
 from fedloom.experiment.worker_groups import group_count, train_cells
+from fedloom.results import report
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
@@ -116,6 +118,30 @@ def test_what_cannot_be_computed_side_by_side_is_computed_one_by_one_and_the_rea
         assert "vmap" in store.fact("one by one")
     with Store(plain.folder, read_only=True) as store:
         assert store.fact("one by one") is None, "nobody asked for it"
+
+
+def test_the_report_says_whether_steps_were_recorded(federation: fl.Federation, tmp_path: Path) -> None:
+    class Linear(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x)
+
+    class Choosing(Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(x) * (1.0 if float(x.sum()) < 1e9 else 2.0)  # it reads a value
+
+    said = {}
+    for name, model, batch in (("plain", Linear, 4), ("full", Linear, "full"), ("choosing", Choosing, 4)):
+        found = run(federation, fl.Task(model), tmp_path / name, 1, algorithms={"fedavg": fl.FedAvg(batch_size=batch)})
+        (said[name],) = re.findall(
+            r"<dt>Computed</dt>\s*<dd>(.*?)</dd>", report.html(RunData.read(found.folder), [], [])
+        )
+    assert "steps recorded once and replayed" in said["plain"]
+    assert "not recorded and replayed, because every batch has all examples" in said["full"]
+    assert re.search("not recorded and replayed, because .*(value|number)", said["choosing"])
 
 
 def test_a_run_of_an_older_version_whose_setup_has_other_names_can_be_extended(
@@ -325,3 +351,23 @@ def test_a_softmax_before_cross_entropy_is_noted_once_and_is_a_caution_of_the_re
     result = run(federation, task, tmp_path, 1, progress=progress)
     assert len([note for note in notes if "seems to end in a softmax" in note]) == 1
     assert any("seems to end in a softmax" in text for text in cautions(RunData.read(result.folder)))
+
+
+@pytest.mark.parametrize("cells", [1, 2])
+def test_what_prepares_examples_is_kept_for_every_seed_though_seeds_share_the_data(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path, cells: int
+) -> None:
+    run(federation, task, tmp_path, seeds=3, rounds=1, backend="vector", workers=cells, cells=cells)
+    kept = [(tmp_path / f"preprocessing-{seed}.json").read_text() for seed in (1, 2, 3)]
+    assert len(set(kept)) == 1
+    assert set(RunData.read(tmp_path).data_fingerprints) == {"1", "2", "3"}
+
+
+def test_later_seeds_do_not_begin_with_data_that_has_changed_since_the_first(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    described = {"data": "by name only"}
+    run(federation, task, tmp_path, seeds=2, cells=1, rounds=1, description=described, should_stop=StopAfter(1))
+    other = fl.Federation.from_arrays(federation.x + 1, federation.y, clients=3)
+    with pytest.raises(StoreError, match="data has changed"):
+        run(other, task, tmp_path, seeds=2, cells=1, rounds=1, description=described)

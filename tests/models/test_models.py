@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from typer.testing import CliRunner
 
-from fedloom import models
+from fedloom import machine, models
 from fedloom.cli import app
 from fedloom.errors import InputError
 from fedloom.models import MODELS, build, construct, describe
@@ -99,6 +99,7 @@ def test_a_task_finds_models_by_name() -> None:
     ("name", "args", "message"),
     [
         ("mnist_2n", {}, r"no model 'mnist_2n'\. Known: .*mnist_cnn.*Did you mean 'mnist_2nn'\?"),
+        ("linear", {}, "'logistic' with classes = 1 and the loss 'mse' is linear regression"),
         ("mnist_2nn", {"classes": 3}, r"'mnist_2nn' cannot be built with classes: .*Its args are: none"),
         ("mlp", {"layers": 3}, r"'mlp' cannot be built with layers: .*Its args are: features: .*int"),
         ("mlp", {"features": 0}, r"'features' parameter of mlp must be a whole number from 1\. Got 0"),
@@ -210,3 +211,19 @@ def test_describing_draws_no_random_numbers() -> None:
     before = torch.random.get_rng_state()
     describe()
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_a_model_that_the_machine_cannot_hold_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda: 2_000_000_000)
+    wide = {"features": 4, "hidden": [20_000, 20_000], "classes": 2}
+    # 4 × 20,000 + 20,000 × 20,000 + 20,000 × 2 weights and 40,002 biases of 4 bytes, three times: 4.8 GB
+    with pytest.raises(InputError, match=r"'mlp' with features = 4, .* needs about 4\.8 GB .*, and 2\.0 GB are free"):
+        build("mlp", **wide)
+    before = torch.random.get_rng_state()
+    assert sum(leaf.numel() for leaf in build("mlp", features=4, hidden=[3], classes=2).parameters()) == 23
+    torch.manual_seed(1)
+    one = build("mlp", features=4, hidden=[3], classes=2)
+    torch.manual_seed(1)
+    two = MODELS["mlp"](features=4, hidden=[3], classes=2)
+    assert all(a.equal(b) for a, b in zip(one.parameters(), two.parameters(), strict=True)), "it draws for itself"
+    torch.random.set_rng_state(before)

@@ -65,8 +65,25 @@ def test_a_delta_or_epsilon_that_protects_nobody_is_named() -> None:
     assert "the run has 5 clients" in said
     (said,) = doubts(PrivacyTable(dp=DpTable(epsilon=30.0)), 5, 90)
     assert "the presence of one client by a factor of e^30 = 1e+13" in said
-    assert not [*doubts(PrivacyTable(dp=DpTable(noise_multiplier=1.0), example_dp=ExampleTable(epsilon=20.0)), 5, 90)]
+    assert "Below 1 is strong, 8 is weak, and above 8 it is hardly a protection." in said
+    (said,) = doubts(PrivacyTable(example_dp=ExampleTable(epsilon=10.0)), 5, 90)
+    assert "e^10 = 20,000." in said
+    assert not [*doubts(PrivacyTable(dp=DpTable(noise_multiplier=1.0), example_dp=ExampleTable(epsilon=8.0)), 5, 90)]
     assert "e^900." in "".join(doubts(PrivacyTable(dp=DpTable(epsilon=900.0))))
+
+
+def test_a_sum_over_two_or_three_clients_is_named() -> None:
+    def said(fewest: int, cohort: int | None = None, at_least: int = 0) -> str:
+        table = PrivacyTable(secure_aggregation=SecureTable(min_clients=fewest))
+        return " ".join(doubts(table, cohort=cohort, at_least=at_least))
+
+    assert "over only 2 clients: each of the two can subtract its own update" in said(2, 2)
+    assert "over only 3 clients: two of the three who tell each other" in said(2, 3)
+    assert "over only 2 clients" in said(2)
+    assert "over only 3 clients" in said(2, at_least=3)  # what a site's policy requires
+    assert said(2, 10) == said(4) == said(2, at_least=4) == ""  # of 10, at least 7 stay
+    noisy = PrivacyTable(secure_aggregation=SecureTable(), dp=DpTable(epsilon=2.0, clip=1.0, noise="distributed"))
+    assert "have the third's, with the noise on it." in " ".join(doubts(noisy, 3))
 
 
 @pytest.mark.parametrize("data", [{"normalize": "federated"}, {"scale_target": True}, {"preprocessing": "agreed.json"}])

@@ -76,7 +76,8 @@ def _record(algorithm: int, clients: int, seed: int, round: int, rounds: int) ->
     def at_clients(step: float) -> dict[int, dict[str, Measured]]:
         return {client: {"test": _measured(algorithm, client, seed, step)} for client in range(clients)}
 
-    phases = {"pre_fit": at_clients(round - 1)} | ({} if pooled else {"post_fit": at_clients(round)})
+    trained = {clients: {"test": _measured(algorithm, 0, seed, round)}} if pooled else at_clients(round)
+    phases = {"pre_fit": at_clients(round - 1), "post_fit": trained}
     if round == rounds:
         phases["final"] = at_clients(round)
         for client in range(clients):

@@ -3,62 +3,21 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import fedloom as fl
-from fedloom.experiment.store import Store
 from fedloom.results import report
 from fedloom.results.against_alone import Gain, against_alone, gains, learning_alone
 from fedloom.results.badly_served import badly_served
 from fedloom.results.run_data import RunData
 from fedloom.results.table import Table
-from tests.conftest import Logit, federation, two_classes
+from tests.results.conftest import TESTED, Made
 from tests.results.test_client_tables import with_data_of_every_seed
-
-TESTED = {"anna": 100, "ben": 9, "chloe": 100, "dora": 0, "eve": 40}
-Made = Callable[..., RunData]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two seeds and five clients."""
-    folder = tmp_path_factory.mktemp("alone")
-    data = two_classes(federation([20] * 5, names=tuple(TESTED)))
-    algorithms = {"fedavg": fl.FedAvg(lr=0.1), "alone": fl.LocalOnly(lr=0.1)}
-    task = fl.Task(Logit, loss="bce", metrics=["accuracy"])
-    fl.run(data, task, algorithms, 1, seeds=(1, 2), out=folder, backend="serial")
-    return folder
-
-
-@pytest.fixture
-def made(trained: Path, tmp_path: Path) -> Made:
-    """A copy of that run with these values of clients in both seeds: of each algorithm, or one for all clients."""
-
-    def make(metric: str = "accuracy", **values: list[tuple[float, float]]) -> RunData:
-        shutil.copytree(trained, tmp_path / "run")
-        with Store(tmp_path / "run") as store, store._transaction() as database:
-            database.execute("DELETE FROM client_metrics WHERE phase = 'final' AND client = 3")  # dora has no tests
-            for place, tested in enumerate(TESTED.values()):
-                database.execute("UPDATE clients SET test = ? WHERE client = ?", (tested, place))
-            where = "phase = 'final' AND metric = 'accuracy' AND client = ? AND cell = ?"
-            for (label, seed), cell in RunData.read(tmp_path / "run").cells.items():
-                for client, value in enumerate(values[label]):
-                    change = f"UPDATE client_metrics SET value = ? WHERE {where}"
-                    database.execute(change, (value[seed - 1], client, cell["id"]))
-            for table in ("client_metrics", "metrics"):
-                database.execute(f"UPDATE {table} SET metric = ? WHERE metric = 'accuracy'", (metric,))
-            about = (metric in ("accuracy", "mae"), metric != "mae", metric)
-            database.execute("UPDATE metrics SET is_mean = ?, higher_is_better = ? WHERE metric = ?", about)
-        return RunData.read(tmp_path / "run")
-
-    return make
 
 
 def only(run: RunData) -> Table:
@@ -100,7 +59,7 @@ def test_the_table_has_every_client_and_a_sentence_counts_them(made: Made) -> No
     ]
     said = (
         "fedavg: better than alone for 0 of 5 clients, worse for 2 (ben, eve), not told apart for 3 (with 0 to 100 "
-        "test examples)."
+        "test examples, it takes a difference of about 9 to 30 points to tell one apart)."
     )
     assert table.findings == (said,)
     assert table.note.startswith("The table has differences from alone, of the final model")
@@ -113,6 +72,27 @@ def test_the_table_has_every_client_and_a_sentence_counts_them(made: Made) -> No
     assert "tables/against_alone.csv" in page
 
 
+def test_the_sentence_says_what_difference_the_rule_could_find(made: Made) -> None:
+    """All gain 10 to 20 points and none is told apart: with 5 to 12 test examples, that would take far more."""
+    run = made(fedavg=[(0.7, 0.7)] * 5, alone=[(0.6, 0.6), (0.5, 0.5), (0.6, 0.6), (0, 0), (0.55, 0.55)])
+    sizes = [12, 5, 10, 0, 12]
+    run = replace(run, clients=tuple({**one, "test": size} for one, size in zip(run.clients, sizes, strict=True)))
+    chances = [gain.chance for gain in gains(run, "fedavg", "alone", "accuracy").values()]
+    assert min(map(float, filter(None, chances))) == pytest.approx(FAR * math.sqrt(2 * 0.65 * 0.35 / 12))
+    (said, *_) = only(run).findings
+    assert said == (
+        "fedavg: better than alone for 0 of 5 clients, worse for 0, not told apart for 5 (with 0 to 12 test examples, "
+        "it takes a difference of about 50 to 80 points to tell one apart)."
+    )
+
+
+def test_no_difference_is_asked_for_that_cannot_be(made: Made) -> None:
+    run = made(fedavg=[(0.6, 0.6)] * 5, alone=[(0.5, 0.5)] * 5)
+    for sizes, said in (([1] * 5, "a larger difference than is possible"), ([100, 1, 1, 1, 1], "18 points or more")):
+        tested = tuple({**one, "test": size} for one, size in zip(run.clients, sizes, strict=True))
+        assert f"{said} to tell one apart)." in only(replace(run, clients=tested)).findings[0]
+
+
 def test_those_who_lose_are_named_the_worst_first(made: Made) -> None:
     shared = [(0.3, 0.3), (0.9, 0.9), (0.2, 0.2), (0, 0), (0.9, 0.9)]
     alone = [(0.9, 0.9), (0.9, 0.9), (0.9, 0.9), (0, 0), (0.2, 0.2)]
@@ -121,11 +101,29 @@ def test_those_who_lose_are_named_the_worst_first(made: Made) -> None:
 
 
 def test_of_a_metric_where_lower_is_better_less_is_a_gain_that_nothing_tells_apart(made: Made) -> None:
-    table = only(made("mae", fedavg=[(1.0, 2.0)] * 5, alone=[(3.5, 3.5)] * 5))
+    table = only(made("rmse", fedavg=[(1.0, 2.0)] * 5, alone=[(3.5, 3.5)] * 5))
     assert [row[2] for row in table.rows] == [2.0, 2.0, 2.0, None, 2.0]
-    assert table.title == "Against learning alone: mae, final model"
-    assert "not told apart for 5 (with 0 to 100 test examples)" in table.findings[0]
-    assert "it is not known how much few test examples change a client's mae" in table.note
+    assert table.title == "Against learning alone: rmse, final model"
+    assert "not told apart for 5 (with 0 to 100 test examples)." in table.findings[0]
+    assert "it is not known how much few test examples change a client's rmse" in table.note
+
+
+def test_absolute_errors_are_told_apart_by_their_own_size(made: Made) -> None:
+    run = made("mae", fedavg=[(1.0, 1.0), (1.0, 1.0), (2.0, 2.0), (1.0, 1.0), (9.0, 9.0)], alone=[(2.0, 2.0)] * 5)
+    found = gains(run, "fedavg", "alone", "mae")
+    sizes = {0: (1, 100), 1: (1, 9), 2: (2, 100), 4: (9, 40)}  # of fedavg's errors, and how many there are
+    assert {client: gain.mean for client, gain in found.items()} == {0: 1.0, 1: 1.0, 2: 0.0, 4: -7.0}
+    for client, (size, tested) in sizes.items():
+        assert found[client].chance == pytest.approx(FAR * math.sqrt((size**2 + 2**2) / tested))
+    assert [client for client, gain in found.items() if gain.told_apart] == [0, 4]
+    assert "by sizes that vary as much as their mean" in only(run).note
+    assert [one.client for one in badly_served(run)["fedavg"]] == [4]
+
+
+def test_precision_and_recall_over_thresholds_rest_on_the_rarer_class(made: Made) -> None:
+    run = made("auprc", fedavg=[(0.2, 0.2)] * 5, alone=[(0.8, 0.8)] * 5)
+    found = gains(replace(run, facts={**run.facts, "labels": None}), "fedavg", "alone", "auprc")
+    assert found[0].chance == pytest.approx(FAR * math.sqrt(2 * 0.25 / 20))  # a fifth of 100 test examples
 
 
 def test_two_aurocs_vary_more_than_one(made: Made) -> None:
@@ -191,3 +189,15 @@ def test_only_a_run_in_which_somebody_learns_alone_has_the_table(made: Made, dra
     assert [row[2] for row in only(first).rows] == pytest.approx([0.09, -1.0, 0.1, None, -0.75])
     untrained = RunData(run.folder, run.cells, run.metrics, run.clients, {**run.facts, "rounds": 0})
     assert not [*against_alone(untrained)]
+
+
+def test_a_large_loss_that_few_test_examples_cannot_settle_is_named(made: Made) -> None:
+    """Ben has 4 of 9 right where alone he has 8: two standard errors of the difference, which is 22 points."""
+    own, shared = [(0.9, 0.9)] * 5, [(0.9, 0.9), (4 / 9, 4 / 9), (0.9, 0.9), (0.9, 0.9), (0.85, 0.85)]
+    own[1] = (8 / 9, 8 / 9)
+    counted, unsettled = only(made(fedavg=shared, alone=own)).findings
+    assert "worse for 0, not told apart for 5" in counted
+    assert unsettled == (
+        "Large, but too few test examples to be sure: fedavg is worse for ben (44.44 %, alone 88.89 %, 9 test "
+        "examples)."
+    )

@@ -98,6 +98,9 @@ def test_guesses_are_those_of_test_examples(turned: Path, tmp_path: Path) -> Non
         cells={cell: row for cell, row in run.cells.items() if cell[0] == "fedavg"},
     )
     assert [(one.client, one.chance) for one in badly_served(run)["fedavg"]] == [(3, 0.9)]
+    (said,) = in_words(run)  # students take guessing for choosing among all classes alike
+    assert "always predicting the client's most frequent label has 90.00 %" in said
+    assert "guessing" not in said
     of_all = replace(run, facts={**run.facts, "labels": {"classes": ["a", "b"], "counts": [[190, 10]] * 4}})
     assert {one.chance for one in badly_served(of_all)["fedavg"]} == {0.95}  # a run of an earlier version
 

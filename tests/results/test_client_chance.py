@@ -30,14 +30,14 @@ def test_the_standard_error_of_auroc_is_that_of_random_scores(positives: int) ->
 
     draws, truth = np.random.default_rng(0), np.arange(40) < positives
     found = np.std([auroc(draws.normal(size=40), truth) for _ in range(2000)])
-    error = standard_error("auroc", 40, np.array([40.0 - positives, positives]))
+    error = standard_error("auroc", 40, np.array([40.0 - positives, positives]), 0.5)
     assert error == pytest.approx(found, rel=0.1)
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "recall", "r2", "c_index"])
 def test_more_test_examples_are_more_evidence(metric: str) -> None:
-    few, many = (standard_error(metric, tested, None) for tested in (10, 1000))
+    few, many = (standard_error(metric, tested, None, 0.5) for tested in (10, 1000))
     assert few is not None
     assert many is not None
     assert few > 5 * many
-    assert standard_error("mae", 10, None) is None
+    assert standard_error("rmse", 10, None, 0.5) is None

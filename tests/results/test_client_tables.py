@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from fedloom.experiment.store import Store
 from fedloom.results.client_tables import average
 from fedloom.results.figures import draw_all
+from fedloom.results.report import html
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import grouped
@@ -54,17 +57,61 @@ def test_round_and_user_statistics_are_those_of_the_clients(run: RunData) -> Non
 def test_the_universal_test_has_a_row_for_every_user_and_one_number_for_the_pooled_model(run: RunData) -> None:
     table = named(run, "universal_test_accuracy")
     assert "The last average comes later" in table.note  # the final model is what clients have after it
-    assert table.columns == ("user", "fedavg", "local", "pooled")
+    assert table.columns == ("user", "seeds", "fedavg", "local", "pooled")
     names = [row[0] for row in table.rows]
     assert names == [f"client-{n}" for n in range(4)] + list(STATISTICS)
-    assert all(row[3] is None for row in table.rows if row[0] != "Average")
+    assert all(row[4] is None for row in table.rows if row[0] != "Average")
     (average,) = (row for row in table.rows if row[0] == "Average")
     finals = [cell.final["universal_accuracy"] for cell in run.result.runs if cell.algorithm == "pooled"]
-    assert average[3] == pytest.approx(statistics.fmean(finals))
+    assert average[4] == pytest.approx(statistics.fmean(finals))
     local = [cell.final["universal_accuracy"] for cell in run.result.runs if cell.algorithm == "local"]
-    assert average[2] == pytest.approx(statistics.fmean(local))
+    assert average[3] == pytest.approx(statistics.fmean(local))
     alone = run.client_values("local", 1, "universal", "accuracy")
     assert len(alone) == 3  # those who took part in the last round
+
+
+def test_the_universal_test_says_how_many_seeds_are_behind_each_row(run: RunData) -> None:
+    table = named(run, "universal_test_accuracy")
+    per_seed = [run.client_values("fedavg", seed, "universal", "accuracy").clients.tolist() for seed in (1, 2)]
+    drew = [sum(client in clients for clients in per_seed) for client in range(4)]
+    assert {*drew} == {1, 2}
+    assert [row[1] for row in table.rows] == [*drew, 2, 2, 2, 2]
+    assert "A client's row is the mean over the seeds that measured the client then." in table.note
+    assert "The rows below the clients are computed for each of 2 seeds, then averaged over seeds." in table.note
+    assert table.csv().startswith("user,seeds,fedavg,local,pooled\n")
+    assert "| user | seeds | fedavg |" in table.markdown()
+    assert "user & seeds & fedavg" in table.latex()
+    assert re.search(r"<th[^>]*>(<[^>]*>|\s)*seeds<", html(run, [], [table]))
+
+
+def test_a_table_whose_rows_all_have_every_seed_has_no_column_for_it(run: RunData) -> None:
+    assert "seeds" not in named(run, "clients_accuracy").columns
+    alone = replace(run, cells={cell: row for cell, row in run.cells.items() if cell[1] == 1})
+    table = named(alone, "universal_test_accuracy")
+    assert "seeds" not in table.columns
+    assert table.note.endswith("One seed.")
+
+
+def test_rows_of_a_client_that_a_seed_did_not_measure_say_so(comparison: Path, tmp_path: Path) -> None:
+    with Store(shutil.copytree(comparison, tmp_path / "run")) as store:
+        (cell,) = (one["id"] for one in store.cells() if (one["label"], one["seed"]) == ("local", 2))
+        with store._transaction() as database:
+            database.execute("DELETE FROM client_metrics WHERE cell = ? AND client = 1", (cell,))
+    table = named(RunData.read(tmp_path / "run"), "clients_accuracy")
+    assert [row[1] for row in table.rows] == [2, "1 to 2", 2, 2]
+    assert table.note.endswith("test split: the mean over the seeds that have a value there.")
+
+
+def test_averages_over_seeds_name_the_algorithms_that_have_fewer(comparison: Path, tmp_path: Path) -> None:
+    with Store(shutil.copytree(comparison, tmp_path / "run")) as store:
+        (cell,) = (one["id"] for one in store.cells() if (one["label"], one["seed"]) == ("local", 2))
+        with store._transaction() as database:
+            database.execute("DELETE FROM client_metrics WHERE cell = ?", (cell,))
+    run = RunData.read(tmp_path / "run")
+    said = "for each seed, then averaged over the seeds that an algorithm has (fedavg 2, local 1, pooled 2)."
+    for name in ("summary_accuracy_post_fit", "universal_test_accuracy", "round_stats_accuracy"):
+        assert said in named(run, name).note
+    assert [row[1] for row in named(run, "universal_test_accuracy").rows][-4:] == ["1 to 2"] * 4
 
 
 def test_every_client_has_a_row_with_what_it_holds_and_how_it_fares(run: RunData) -> None:

@@ -208,13 +208,29 @@ def test_a_seed_that_has_not_finished_does_not_count_as_other_data(comparison: P
     assert len(combine([comparison, other]).labels) == 6
 
 
-def test_a_comparison_needs_two_runs(comparison: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="two runs or more"):
-        combine([comparison])
+def test_a_run_is_named_once_to_compare_its_own_algorithms(comparison: Path, tmp_path: Path) -> None:
+    alone = combine([comparison])
+    assert alone.labels == RunData.read(comparison).labels
+    by_loss = next(tables.paired_differences(alone.only("loss")))
+    assert "loss" in by_loss.title
+    assert by_loss.rows != next(tables.paired_differences(alone)).rows
+    assert what_differs(alone) == []
     with pytest.raises(InputError, match="named twice"):
         combine([comparison, comparison.parent / "." / comparison.name])
     with pytest.raises(StoreError, match="not a run folder"):
         combine([comparison, tmp_path])
+
+
+def test_last_rounds_of_runs_that_are_measured_in_other_rounds_are_not_compared(
+    comparison: Path, other: Path, tmp_path: Path
+) -> None:
+    change(other, "description", evaluate={"every": 3})
+    combine([comparison, other])  # the final rounds are the same
+    often = shutil.copytree(comparison, tmp_path / "often")
+    for folder, every in ((often, 1), (other, 3)):
+        change(folder, "description", evaluate={"every": every, "headline": "last:2"})
+    with pytest.raises(InputError, match=r"last:2, is about different rounds: evaluate\.every is 1 and 3"):
+        combine([often, other])
 
 
 def test_what_differs_is_listed(comparison: Path, other: Path) -> None:
@@ -223,6 +239,16 @@ def test_what_differs_is_listed(comparison: Path, other: Path) -> None:
     found = what_differs(combine([comparison, other]))
     assert any("cohort.count: 3 → 4" in line for line in found)
     assert "after local training are about the clients that each run drew" in found[-1]
+
+
+def test_files_that_an_earlier_version_did_not_record_are_no_difference(
+    comparison: Path, other: Path, tmp_path: Path
+) -> None:
+    change(other, "description", files={"note.txt": "a1" * 32})
+    assert what_differs(combine([comparison, other])) == []  # the first has no table of files
+    first = Path(shutil.copytree(comparison, tmp_path / "first"))
+    change(first, "description", files={})
+    assert what_differs(combine([first, other])) == [f"{first} → {other}: the file note.txt is new, or newly named"]
 
 
 def test_one_metric_can_be_chosen(comparison: Path, other: Path) -> None:

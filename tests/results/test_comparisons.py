@@ -11,6 +11,7 @@ import pytest
 
 import fedloom as fl
 from fedloom.experiment.store import Store
+from fedloom.results import client_tables
 from fedloom.results.comparisons import (
     Comparison,
     after_training_comparison,
@@ -24,6 +25,8 @@ from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
 from fedloom.results.summary import table as on_screen
+from fedloom.results.table import show
+from fedloom.results.tables import fairness
 from tests.conftest import Logit, federation, two_classes
 
 
@@ -156,6 +159,8 @@ def test_algorithms_are_compared_at_the_clients_where_all_have_a_value(tmp_path:
     with Store(tmp_path) as store, store._transaction() as database:
         cell = "cell = (SELECT id FROM cells WHERE label = 'slow') AND phase = 'final' AND client = 1"
         database.execute(f"UPDATE client_metrics SET value = NULL WHERE {cell} AND metric = 'precision'")
+        other = cell.replace("slow", "fast")
+        database.execute(f"UPDATE client_metrics SET value = 0.25 WHERE {other} AND metric = 'precision'")
     run = RunData.read(tmp_path)
     main = main_comparison(run)
     assert main is not None
@@ -168,6 +173,54 @@ def test_algorithms_are_compared_at_the_clients_where_all_have_a_value(tmp_path:
     found = " ".join(cautions(run))
     assert "Comparisons are over the clients at which all algorithms have a value: 2 (seed 0)" in found
     assert "lack a class" not in found
+    screen = on_screen(run.result)
+    assert [*screen.columns[-1].cells] == [show(value, "percent") for value in (at["slow"].values.mean(), shared)]
+    assert "precision is undefined at other clients with one algorithm than with another" in str(screen.caption)
+    assert "undefined at 1 of 3" not in str(screen.caption)
+    (fair,) = fairness(run)
+    assert fair.title.startswith("Fairness, last rounds")
+    assert (
+        "Jain's index are over the clients where all algorithms have a value; the curve is over whatever" in fair.note
+    )
+    assert [row[1] for row in fair.rows] == [at["slow"].values.min(), at["fast"].values[[0, 2]].min()]
+
+
+def test_tables_over_clients_are_about_those_where_all_algorithms_have_a_value(tmp_path: Path) -> None:
+    data, task = two_classes(federation([30, 40, 25], seed=2)), fl.Task(Logit, loss="bce", metrics=["auroc"])
+    algorithms = {"one": fl.FedAvg(lr=0.1), "two": fl.LocalOnly(lr=0.2)}
+    evaluate = fl.Evaluation(universal=True)
+    fl.run(data, task, algorithms, 1, seeds=[0], out=tmp_path, backend="serial", evaluate=evaluate)
+    with Store(tmp_path) as store, store._transaction() as database:
+        cell = "cell = (SELECT id FROM cells WHERE label = 'one') AND client = 1"
+        database.execute(f"UPDATE client_metrics SET value = NULL WHERE {cell} AND metric = 'auroc'")
+    run, of_its_own = RunData.read(tmp_path), "Each row is over the clients where that algorithm has a value in"
+    known = run.client_values("two", 0, "post_fit", "auroc").values
+    (after,) = (table for table in client_tables.summary(run, "auroc") if table.name.endswith("post_fit"))
+    assert after.title.endswith("(clients where all algorithms have a value)")
+    assert [after.rows[0][2], after.rows[3][2]] == [known[[0, 2]].mean(), known[[0, 2]].max()]
+    universal = next(one for one in comparisons(run, "auroc") if one.key == "universal")
+    assert universal.values["two"] == {0: run.client_values("two", 0, "universal", "auroc").values[[0, 2]].mean()}
+    (table,) = client_tables.universal_test(run, "auroc")
+    average = next(row for row in table.rows if row[0] == "Average")
+    assert average[2] == universal.values["two"][0]
+    assert "below the clients are over the clients where all algorithms have a value" in table.note
+    assert all(row[2] is not None for row in table.rows)  # a client's own number stays
+    tables = {table.name: table for table in client_tables.all_tables(run, "auroc")}
+    assert of_its_own in tables["round_stats_auroc"].note
+    assert of_its_own not in tables["user_stats_auroc"].note
+    (by_loss,) = client_tables.long_table(run, "loss", "round", int)
+    assert of_its_own not in by_loss.note
+
+
+def test_tables_over_the_same_clients_say_nothing_of_others(tmp_path: Path) -> None:
+    data, task = two_classes(federation([30, 40, 25], seed=2)), fl.Task(Logit, loss="bce", metrics=["auroc"])
+    algorithms = {"one": fl.FedAvg(lr=0.1), "all": fl.Pooled(lr=0.1)}
+    evaluate = fl.Evaluation(universal=True)
+    fl.run(data, task, algorithms, 1, seeds=[0], out=tmp_path, backend="serial", evaluate=evaluate)
+    run = RunData.read(tmp_path)
+    found = [*client_tables.all_tables(run, "auroc"), *fairness(run)]
+    assert {"universal_test_auroc", "round_stats_auroc", "fairness"} <= {table.name for table in found}
+    assert not any("where all" in f"{table.title} {table.note}" for table in found)
 
 
 def test_algorithms_that_measured_other_clients_lack_nothing_there(tmp_path: Path) -> None:

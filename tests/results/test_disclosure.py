@@ -11,9 +11,12 @@ import pytest
 
 import fedloom as fl
 from fedloom.algorithms import FedAvg, LocalOnly, Peer
+from fedloom.network.protocol.messages import Hello
 from fedloom.results.disclosure import what_left
 from fedloom.results.run_data import RunData
 from tests.conftest import federation
+
+AGREED = {"preprocessing": "agreed.json"}
 
 
 def with_privacy(run: RunData, **table: Any) -> RunData:
@@ -72,7 +75,8 @@ def test_with_secure_aggregation_it_sees_sums(run: RunData) -> None:
     found = " ".join(what_left(with_privacy(run, secure_aggregation={"min_clients": 5})))
     assert "sums over at least 5 clients" in found
     assert "the update of each client" not in found
-    assert "Measurements at clients are for simulation only" in found
+    assert "On a network, no client's losses and metrics would leave it" in found
+    assert "was a simulation: do not publish them" in found
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,40 @@ def test_it_says_how_many_clients_of_a_round_may_be_lost(run: RunData, cohort: d
 def test_a_coordinators_run_was_no_simulation(run: RunData, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run.folder, tmp_path / "served"))
     (folder / "network").mkdir()
-    assert "simulation" not in " ".join(what_left(RunData.read(folder)))
+    found = " ".join(what_left(RunData.read(folder)))
+    assert "simulation" not in found
+    assert "the training loss of each pass over its data; loss and metrics on its splits" in found
+
+
+def test_it_says_what_a_site_tells_when_it_joins(run: RunData) -> None:
+    """Everything that a hello has: see `fedloom.network.agent.disclosure`."""
+    said = {
+        "clients": "the names of its clients, how many examples they have for training, validation and test",
+        "features": "the shape of the data",
+        "classes": "the names of the classes",
+        "prepared": "a hash of how rows are prepared",
+        "data_mark": "a mark that shows whether the data changed",
+        "versions": "the versions of its software and its kind of processor",
+        "setup": "how it computes",
+        "min_cohort": "the fewest clients in a sum",
+        "withheld": "what its policy withholds",
+    }
+    assert Hello.model_fields.keys() - {"dtype", "labels", "protocol", "sends_scores"} == said.keys()
+    found = " ".join(what_left(run))
+    assert all(words in found for words in said.values())
+    masked = " ".join(what_left(with_privacy(run, secure_aggregation={})))
+    assert "how many examples they have" not in masked
+    assert "the names of its clients, the shape of the data" in masked
+
+
+@pytest.mark.parametrize("protection", [{"dp": {"epsilon": 2.0, "clip": 1.0}}, {"example_dp": {"epsilon": 2.0}}])
+def test_losses_that_an_earlier_version_sent_are_not_denied(
+    run: RunData, protection: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = with_privacy(replace(run, facts={**run.facts, "network": True}), **protection)
+    assert any(text.startswith("ATTENTION: the training loss of each client left it") for text in what_left(served))
+    monkeypatch.setattr(RunData, "history", lambda *_: {})
+    assert any(text.startswith("No client's losses and metrics left it") for text in what_left(served))
 
 
 @pytest.mark.parametrize("table", [{"unheard_of": 1}, {"dp": {"epsilon": -1}}])
@@ -123,6 +160,21 @@ def test_what_preparing_the_data_shares_is_named(run: RunData) -> None:
     assert "how many values of each feature and of the label they know, their sum" in found
     assert "which categories occur in ward, sex, by name" in found
     assert "which categories" not in " ".join(what_left(run))
+    prepared = replace(run, facts={**run.facts, "description": {**run.description, "data": data | AGREED}})
+    agreed = " ".join(what_left(prepared))
+    assert "share" not in agreed
+    assert "It was made of a summary of each site" in agreed
+
+
+@pytest.mark.parametrize("agreed", [AGREED, {}])
+def test_on_a_network_what_scales_the_data_is_what_happened(run: RunData, agreed: dict[str, str]) -> None:
+    data = {"normalize": "federated", "scale_target": True, **agreed}
+    about = {**run.description, "data": data, "privacy": {"dp": {"epsilon": 2.0, "clip": 1.0}}}
+    found = " ".join(what_left(replace(run, facts={**run.facts, "network": True, "description": about})))
+    assert "the sum of their squares" not in found
+    assert "The sums that scale the data" not in found
+    assert ("A site's summary for `fedloom data agree` gives means and variances" in found) == bool(agreed)
+    assert ("ε does not cover them" in found) == bool(agreed)
 
 
 def test_what_scales_the_data_is_outside_of_epsilon(run: RunData) -> None:

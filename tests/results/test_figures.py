@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedloom as fl
 from fedloom.results import figures
 from fedloom.results.figure_style import lay_out, line_styles, styled
 from fedloom.results.learning_curves import panel_title
 from fedloom.results.run_data import RunData
 from fedloom.results.tables import all_tables
+from tests.conftest import Logit, federation, two_classes
 from tests.results.drawn_runs import write_run
 
 
@@ -234,3 +236,17 @@ def test_the_natural_partition_has_the_same_labels_in_every_seed(run: RunData) -
         figure = figures.label_distribution(replace(run, facts=described))
         assert figure is not None
         assert ("Every seed draws its own" in figure.caption) == own
+
+
+def test_panels_keep_their_height_below_long_titles_and_above_slanted_names(tmp_path: Path) -> None:
+    names = [f"University Hospital of the Far Town No. {number}" for number in range(6)]
+    data = two_classes(federation([20] * 6, names=tuple(names)))
+    algorithms = {f"a very long label of forty characters {number}": fl.FedAvg(lr=0.1) for number in range(6)}
+    fl.run(data, fl.Task(Logit, loss="bce"), algorithms, 2, out=tmp_path, backend="serial")
+    drawn = figures.before_and_after(RunData.read(tmp_path), "accuracy", "clients", "min-max")
+    assert drawn is not None
+    drawn.figure.draw_without_rendering()
+    width = drawn.figure.bbox.width
+    for axes in drawn.figure.axes[:6]:
+        assert axes.get_window_extent().height > drawn.figure.dpi  # an inch
+        assert axes.title.get_window_extent().x1 <= width

@@ -77,6 +77,30 @@ def names(count: int) -> list[str]:
     return [f"algorithm_{number}" for number in range(count)]
 
 
+def test_lines_that_hide_each_other_are_named() -> None:
+    """Readers count the lines that they see."""
+
+    def line(*values: float) -> list[Stats]:
+        return [stats(len(values), lambda round: [values[round - 1]] * 2)]
+
+    late = {"a": line(0.1, 0.2, 0.9, 0.9), "b": line(0.5, 0.6, 0.9, 0.905), "c": line(0.1, 0.2, 0.6, 0.8)}
+    apart = {"a": line(0.1, 0.2, 0.9, 0.9), "b": line(0.1, 0.2, 0.8, 0.7), "c": line(0.1, 0.2, 0.6, 0.8)}
+
+    def said(found: Panels, metric: str = "accuracy") -> str:
+        return " ".join(" ".join(text.get_text().split()) for text in drawn(found, metric=metric).texts)
+
+    both = said({"pre_fit": apart, "post_fit": late})
+    assert "Lines that lie on each other in the second half, after local training: a, b." in both
+    assert "second half, before local training and after local training: a, b." in said(
+        {"pre_fit": late, "post_fit": late}
+    )
+    assert "lie on each other" not in said({"post_fit": apart})
+    many = {f"{name} with a very long name, as in a sweep of {name}": late["a"] for name in "abcdefgh"}
+    assert "Some lines lie on each other in the second half: the tables" in said({"post_fit": many})
+    losses = {"a": line(0.1, 0.02), "b": line(0.1, 0.03), "c": line(900.0, 900.0)}  # far apart on a logarithmic scale
+    assert "lie on each other" not in said({"post_fit": losses}, "loss")
+
+
 def titles(figure: Figure) -> list[str]:
     return [axes.get_title(loc="left") for axes in figure.axes]
 

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from fedloom.data.preprocessing import Preprocessing
+from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.experiment.store import Store
 from fedloom.results.comparisons import Comparison
 from fedloom.results.model_card import NAME, write_card
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
+from fedloom.results.summary import in_short, table
 from tests.results.hospitals import EXPERIMENT, hospitals
 
 
@@ -45,6 +47,35 @@ def test_the_card_says_what_the_model_is_and_where_it_comes_from(result: Result,
     assert all(f"`{cell.weights_sha256}`" in text for cell in result.runs)
 
 
+def test_inputs_have_a_kind_and_what_they_were_in_training(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader sees the unit that the model expects; clients' own statistics are none of the card's."""
+    fitted = result.preprocessing(1)
+    text = card(result, tmp_path)
+    assert "| input | kind | mean ± standard deviation in training |" in text.splitlines()
+    places = {"age": 0, "crp": 4}
+    for name, place in places.items():
+        assert f"| {name} | number | {fitted.mean[place]:.4g} ± {fitted.std[place]:.3g} |" in text.splitlines()
+    assert "| ward | 3 categories |  |" in text.splitlines()
+    own = fitted.replace(mean=(), std=(), clients={"berlin": (fitted.mean, fitted.std)})
+    for other in (own, fitted.replace(mean=(), std=())):
+        monkeypatch.setattr(Result, "preprocessing", lambda self, seed, other=other: other)
+        text = card(result, tmp_path)
+        assert "| age | number |" in text.splitlines()
+        assert "±" not in text
+    many = fitted.replace(columns=tuple(Column(name=f"c{place}") for place in range(103)), mean=(1.0,) * 103)
+    many = many.replace(std=(math.inf,) + (2.0,) * 102, shape=(103,))
+    monkeypatch.setattr(Result, "preprocessing", lambda self, seed: many)
+    text = card(result, tmp_path)
+    assert "| c99 | number | 1 ± 2 |" in text.splitlines()
+    assert "| c0 | number | no values |" in text.splitlines()
+    assert "| c100 |" not in text
+    assert "3 more inputs are in the run's file preprocessing-SEED.json." in text.splitlines()
+    monkeypatch.setattr(Result, "preprocessing", lambda self, seed: Preprocessing(shape=(8, 8)))
+    assert "| input |" not in card(result, tmp_path)
+
+
 def test_metrics_have_intervals_over_seeds_or_the_range_of_clients(result: Result, tmp_path: Path) -> None:
     assert "| metric | algorithm | measured | value | 95 % interval over seeds |" in card(result, tmp_path)
     (tmp_path / "one").mkdir()
@@ -62,14 +93,12 @@ def test_the_range_of_clients_is_empty_where_the_value_is_not_of_the_last_round(
     assert set(ranges.values()) == {""}
 
 
-def test_an_interval_of_a_share_is_between_0_and_1(
-    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interval_of_a_share_is_not_cut(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def found(run: RunData, metric: str) -> list[Comparison]:
         return [Comparison("test", run.metric(metric), {"fedavg": {1: 0.95, 2: 1.0}})]
 
     monkeypatch.setattr("fedloom.results.model_card.comparisons", found)
-    assert "| auroc | fedavg | final model, own test | 0.975 | 0.6573 to 1 |" in card(result, tmp_path).splitlines()
+    assert "| auroc | fedavg | final model, own test | 0.975 | 0.6573 to 1.293 |" in card(result, tmp_path).splitlines()
 
 
 def test_names_that_others_chose_cannot_change_the_card(tmp_path: Path) -> None:
@@ -184,3 +213,20 @@ def test_the_card_says_what_was_doubted_when_sites_agreed(
     monkeypatch.setattr(Result, "preprocessing", lambda self, seed: fitted)
     text = card(result, tmp_path)
     assert "crp is about 10 times larger at &lt;b>lyon&lt;/b> than" in text.partition("Know this before you use it")[2]
+
+
+def test_the_card_says_in_which_unit_the_model_takes_a_column(tmp_path: Path) -> None:
+    result = hospitals(tmp_path)
+    file = next(result.folder.glob("preprocessing-*.json"))
+    Preprocessing.read(file).replace(convert={"crp": {"bonn": 10.0}}).write(file)
+    assert "- crp was multiplied when the training data was read (by 10 at bonn): the model" in card(result, tmp_path)
+
+
+def test_metrics_of_one_class_name_it_in_the_card_and_on_the_screen(tmp_path: Path) -> None:
+    metrics = 'metrics = ["recall_of_0", "accuracy", "auroc"]'
+    result = hospitals(tmp_path, EXPERIMENT.replace('metrics = ["accuracy", "auroc"]', metrics))
+    text = card(result, tmp_path)
+    assert "| model | measured | recall_of_0 (alive) | accuracy |" in text
+    assert "\n| recall_of_0 (alive) | fedavg |" in text
+    assert table(result).title == "run: recall_of_0 (alive)"
+    assert in_short(RunData.read(result.folder)).endswith(" recall_of_0 (alive)")

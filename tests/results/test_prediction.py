@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 import fedloom as fl
 from fedloom.data.preprocessing import Column, Preprocessing
-from fedloom.errors import InputError
+from fedloom.errors import InputError, StoreError
 from fedloom.results.prediction import Predictor, predict, predict_file
 from fedloom.results.result import Result
 from fedloom.training.clients import Clients
@@ -153,6 +154,21 @@ def test_an_older_run_without_a_file_is_prepared_from_its_data(tmp_path: Path, m
     (found.folder / "preprocessing-1.json").unlink()
     monkeypatch.chdir(tmp_path)
     assert repr(fl.load(found.folder).preprocessing(1)) == repr(before)
+    with (tmp_path / "sites" / "oslo.csv").open("a") as file:
+        file.write("oslo-40,199,icu,2,dead\n")
+    with pytest.raises(StoreError, match="The data has changed since this run began"):
+        fl.load(found.folder).preprocessing(1)
+
+
+def test_the_model_of_every_seed_predicts_without_the_data_of_the_run(tmp_path: Path) -> None:
+    found = hospitals(tmp_path, "seeds = [1, 2, 3]\n" + EXPERIMENT)
+    new = (tmp_path / "sites" / "berlin.csv").rename(tmp_path / "new.csv")
+    shutil.rmtree(tmp_path / "sites")
+    first = repr(found.preprocessing(1))
+    loaded = fl.load(found.folder.rename(tmp_path / "moved"))
+    for seed in (1, 2, 3):
+        assert repr(loaded.preprocessing(seed)) == first
+        assert len(rows(new, loaded.predictor("fedavg", seed))) == 40
 
 
 class Given(nn.Module):
@@ -496,3 +512,27 @@ def test_a_threshold_moves_the_probability_from_which_a_class_is_predicted(resul
     assert len({*moved}) == 2
     with pytest.raises(InputError, match=r"The threshold is a probability between 0 and 1\. Got 20"):
         predictor.with_threshold(20)
+
+
+@pytest.mark.parametrize("reach", [None, ((-3.0, -4.0), (4.0, 4.0))])
+def test_a_column_in_another_unit_is_told_once_about_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, reach: Any
+) -> None:
+    """Centimetres where the model takes millimetres: no block of the file has enough rows, and each value may be."""
+    pandas = pytest.importorskip("pandas")
+    monkeypatch.setattr("fedloom.data.csv_text.ROWS", 6)
+    columns = (Column(name="tsize"), Column(name="age"))
+    fitted = Preprocessing(columns=columns, shape=(2,), mean=(29.3, 53.0), std=(14.0, 10.0), reach=reach)
+    made, told = Predictor(Given(), fitted, torch.float32), list[str]()
+    draw = np.random.default_rng(0)
+    frame = pandas.DataFrame({"tsize": draw.gamma(4.0, 0.73, 20).round(1), "age": draw.normal(53, 10, 20).round()})
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    list(predict_file(made, tmp_path / "new.csv", told.append))
+    (said,) = told
+    assert said.startswith("tsize is about ")
+    assert said.endswith("trained on 29.3 ± 14): another unit?")
+    predict(made, frame)
+    assert said in caplog.text
+    caplog.clear()
+    predict(made, frame.assign(tsize=frame.tsize * 10))
+    assert not caplog.text

@@ -321,16 +321,81 @@ def test_a_tie_has_no_winner(run: RunData) -> None:
     assert "vary nothing" not in words
     assert "difference from b" not in words
     assert "They are above worst (" in words
-    assert "They are above" not in " ".join(report._best_in_words(run, tie, pairs=False))
     assert best_labels(run, tie) == ["a", "b"]
 
 
 def test_the_same_mean_of_different_numbers_is_a_tie_too(run: RunData) -> None:
     values = {"a": {1: 0.9, 2: 0.8, 3: 0.7}, "b": {1: 0.7, 2: 0.8, 3: 0.9}, "c": {1: 0.1, 2: 0.2, 3: 0.3}}
     words = " ".join(report._best_in_words(run, Comparison("test", ACCURACY, values)))
-    assert " and b (80.00 %, 95 % interval 55.16 % to 100.00 %) have the same mean, the best mean of the 3" in words
+    assert " and b (80.00 %, 95 % interval 55.16 % to 104.84 %) have the same mean, the best mean of the 3" in words
     assert "do not tell a apart from b" in words
     assert "in every seed" not in words
+
+
+APART = {
+    "fedavg": {1: 0.60, 2: 0.61, 3: 0.62},
+    "local": {1: 0.50, 2: 0.52, 3: 0.51},
+    "prox": {1: 0.615, 2: 0.60, 3: 0.61},
+    "scaffold": {1: 0.40, 2: 0.41, 3: 0.43},
+}
+
+
+def test_a_baseline_that_is_the_best_keeps_its_verdict_with_the_intervals_of_the_table(run: RunData) -> None:
+    values = {**APART, "fedavg": {1: 0.61, 2: 0.615, 3: 0.62}}
+    words = " ".join(report._best_in_words(run, Comparison("test", ACCURACY, values), "fedavg"))
+    assert ": fedavg (61.50 %" in words
+    found = {each.first: each for each in differences(values, "fedavg")}
+    assert [label for label, each in found.items() if each.clear] == ["local", "scaffold"]
+    widest = 100 * max(map(abs, found["prox"].interval))
+    assert f"do not tell it apart from prox: by their 95 % intervals, differences of up to {widest:.2f} points" in words
+    assert "It is above local and scaffold (the 95 % intervals, which hold together, exclude zero)." in words
+    assert "not tested" not in words
+
+
+def test_of_another_best_than_the_baseline_its_difference_to_the_baseline_is_said(run: RunData) -> None:
+    comparison = Comparison("test", ACCURACY, APART)
+    words = " ".join(report._best_in_words(run, comparison, "local"))
+    (pair,) = (each for each in differences(APART, "local") if each.first == "fedavg")
+    low, high = (f"{100 * side:+.2f}" for side in pair.interval)
+    assert f"Its difference from local is +10.00 points (95 % interval {low} to {high})." in words
+    assert "It is above local (the 95 % intervals" in words
+    assert words.endswith("Pairs without local were not tested.")
+    assert "from prox" not in words
+    losses = Comparison("test", MetricInfo("loss", True, False), APART)
+    words = " ".join(report._best_in_words(run, losses, "prox"))
+    assert ": scaffold (0.4133, " in words
+    assert "Its difference from prox is −0.195 (95 % interval" in words
+    two = {label: APART[label] for label in ("local", "prox")}
+    assert "not tested" not in " ".join(report._best_in_words(run, Comparison("test", ACCURACY, two), "local"))
+    one = {label: {1: known[1]} for label, known in APART.items()}
+    words = " ".join(report._best_in_words(run, Comparison("test", ACCURACY, one), "local"))
+    assert words.endswith("with one seed: this may be chance.")
+    assert "not tested" in " ".join(report._best_in_words(run, comparison, "prox"))
+
+
+def test_a_baseline_that_is_tied_for_the_best_is_what_the_verdict_is_about(run: RunData) -> None:
+    tied = {"fedavg": APART["fedavg"], "prox": {1: 0.62, 2: 0.60, 3: 0.61}, "local": APART["local"]}
+    words = " ".join(report._best_in_words(run, Comparison("test", ACCURACY, tied), "prox"))
+    assert "have the same mean" in words
+    assert "do not tell prox apart from fedavg" in words
+    assert "prox is above local" in words
+
+
+def test_algorithms_with_other_seeds_are_ranked_by_the_seeds_that_all_have(run: RunData) -> None:
+    """The fourth seed is hard, and only one has it: over its own seeds it would be the second."""
+    values = {"one": {1: 0.80, 2: 0.81, 3: 0.82, 4: 0.20}, "other": {1: 0.75, 2: 0.77, 3: 0.76}}
+    comparison = Comparison("test", ACCURACY, values)
+    words = " ".join(report._best_in_words(run, comparison))
+    assert ": one (81.00 %, 95 % interval 78.52 % to 83.48 %, 3 seeds) has the best mean of the 2 algorithms" in words
+    assert "leave the data where it is, over the 3 seeds that all of them have." in words
+    assert "means in the table are over the seeds of each" in words
+    assert best_labels(run, comparison) == ["one"]
+    values["other"] = {1: 0.75}
+    words = " ".join(report._best_in_words(run, comparison))
+    assert ", over the one seed that all of them have: this may be chance." in words
+    values["other"] = {5: 0.9}
+    words = " ".join(report._best_in_words(run, comparison))
+    assert "No seed is common to all, so means are over the seeds of each" in words
 
 
 @given(st.integers(2, 12), st.floats(0.01, 5.0), st.floats(0.01, 5.0), st.booleans(), st.booleans())

@@ -254,6 +254,17 @@ def test_a_served_run_whose_privacy_protects_nobody_says_so(run: RunData) -> Non
         assert not any("hardly anybody" in text for text in cautions(with_description(served, privacy=harmless)))
 
 
+def test_a_served_run_with_sums_over_few_clients_says_so(run: RunData) -> None:
+    served = replace(run, facts={**run.facts, "network": True})
+    for cohort, warned in (
+        ({"count": 3}, True),
+        ({"count": 10}, False),
+        ({"fraction": 0.5, "sampling": "poisson"}, True),
+    ):
+        secure = with_description(served, privacy={"secure_aggregation": {}}, cohort=cohort)
+        assert any("a sum may be over only 3 clients" in text for text in cautions(secure)) == warned
+
+
 def test_metrics_that_some_clients_do_not_have_are_named(tmp_path: Path) -> None:
     data = two_classes(federation([30, 40, 25], seed=2))
     labels = data.y.clone()

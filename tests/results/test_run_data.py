@@ -28,7 +28,8 @@ def test_labels_seeds_metrics_and_clients_come_from_the_folder(run: RunData) -> 
     assert run.main_metric == "accuracy"
     assert [run.client_name(client) for client in (0, 3, 4, 9)] == ["client-0", "client-3", "everyone", "9"]
     assert [run.is_pooled(label) for label in run.labels] == [False, False, True]
-    assert list(run.data_fingerprints) == ["1"]  # both seeds use the same data
+    assert list(run.data_fingerprints) == ["1", "2"]
+    assert run.data_marks == {"data of all seeds": run.data_fingerprints["1"]}  # both seeds use the same data
     assert run.done
     assert run.finished_at == max(cell["finished"] for cell in run.cells.values())
 

@@ -42,7 +42,7 @@ def test_shares_are_shown_in_per_cent() -> None:
 
 def test_a_metric_of_one_class_is_shown_with_the_name_of_the_class() -> None:
     assert MetricInfo("f1_of_0", False, True, "Benign").title == "f1_of_0 (Benign)"
-    assert MetricInfo("f1_of_0", False, True, "Benign").capital_title == "F1_of_0 (Benign)"
+    assert MetricInfo("f1_of_0", False, True, "Benign").capital_title == "F1 of 0 (Benign)"
     assert MetricInfo("f1", False, True, "Benign") == MetricInfo("f1", False, True)  # runs that are compared may differ
 
 

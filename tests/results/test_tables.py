@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,12 @@ from fedloom.results import curve_numbers, headline
 from fedloom.results.comparisons import Comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
-from fedloom.results.statistics import differences
+from fedloom.results.statistics import differences, spread
 from fedloom.results.table import Table
 from fedloom.results.tables import (
+    _overview_note,
     _paired_differences,
+    _shown,
     all_tables,
     fairness,
     how_to_read,
@@ -183,13 +186,33 @@ def test_differences_have_a_short_note_in_a_paper(metric: str, algorithms: str, 
     assert one_seed.note in one_seed.latex()
 
 
-@pytest.mark.parametrize(("metric", "high"), [("accuracy", "+100.00 points"), ("auroc", "+1"), ("loss", "+4.312")])
-def test_shares_are_at_most_100_points_apart_however_wide_the_interval_is(metric: str, high: str) -> None:
+@pytest.mark.parametrize(("metric", "high"), [("accuracy", "+431.19 points"), ("auroc", "+4.312"), ("loss", "+4.312")])
+def test_an_interval_is_never_cut_and_a_note_says_where_it_is_beyond_what_is_possible(metric: str, high: str) -> None:
     info = MetricInfo(metric, True, metric != "loss")
     values = {"a": {1: 0.9, 2: 0.3}, "b": {1: 0.1, 2: 0.1}}  # 0.5 ± 12.7 · 0.3
-    (row,) = pairs(Comparison("test", info, values)).rows
-    assert row[2:4] == (pytest.approx((-1.0, 1.0) if info.share else (-3.312, 4.312), abs=1e-3))
+    table = pairs(Comparison("test", info, values))
+    (row,) = table.rows
+    assert row[2:4] == pytest.approx((-3.312, 4.312), abs=1e-3)
+    assert ("it is not cut" in table.note) == info.share
     assert f" to {high}, 2 seeds" in " ".join(verdict(differences(values), info))
+
+
+def test_a_mean_and_its_half_have_the_same_decimals() -> None:
+    shown = _shown(spread([0.4018, 0.4022]), MetricInfo("auroc", False, True))
+    assert shown == "0.4020 ± 0.0025"
+    assert _shown(spread([0.40, 0.41]), ACCURACY) == "40.50 % ± 6.35"
+
+
+def test_other_metrics_have_differences_too_in_one_table_each(run: RunData) -> None:
+    with_another = replace(run, metrics={**run.metrics, "f1": MetricInfo("f1", False, True)})
+    both = {table.name for table in paired_differences(with_another)}
+    assert both == {table.name for table in paired_differences(run)}  # it was never measured
+    second = MetricInfo("loss", True, False)
+    swapped = replace(run, metrics={"loss": second, "accuracy": run.metrics["accuracy"]})
+    found = {table.name: table for table in paired_differences(swapped)}
+    assert "loss" in found["differences"].title
+    assert "accuracy" in found["differences_accuracy"].title
+    assert "differences_loss" not in {table.name for table in paired_differences(run)}
 
 
 def test_what_a_target_costs_is_counted_until_the_round_that_reaches_it(run: RunData) -> None:
@@ -234,6 +257,31 @@ def test_targets_are_about_the_monotone_curve(run: RunData) -> None:
         if None not in reached:
             assert row[2] == pytest.approx(statistics.fmean(r.round for r in reached if r))
             assert row[3] <= row[2]  # type: ignore[operator]
+
+
+def test_the_note_of_an_overview_is_about_the_columns_that_it_has() -> None:
+
+    def note(**ways: list[float]) -> str:
+        values = {key: {"fedavg": dict(enumerate(seeds))} for key, seeds in ways.items()}
+        return _overview_note([Comparison(key, ACCURACY, one) for key, one in values.items()])
+
+    on_server = note(server_test=[0.5, 0.6, 0.7])
+    assert "Mean over 3 seeds ± half the width" in on_server
+    assert not any(word in on_server for word in ("Own test", "After local training", "reach beyond"))
+    at_clients = note(test=[0.5, 0.6, 0.7], post_fit_test=[0.5, 0.6, 0.7])
+    assert "“Own test” is the mean over clients" in at_clients
+    assert "“After local training” is measured before" in at_clients
+    assert "After local training" not in note(test=[0.5, 0.6, 0.7])
+    assert "An interval may reach beyond the smallest or largest" in note(test=[0.9, 0.97, 1.0])
+
+
+def test_a_speed_up_in_rounds_is_not_taken_for_one_in_time(run: RunData) -> None:
+    table = named(run, "target_accuracy")
+    columns = list(zip(*table.rows, strict=True))
+    first, ratios = (columns[table.columns.index(name)] for name in ("first round", "speed-up in rounds"))
+    most = max(rounds for rounds in first if rounds)  # type: ignore[type-var]
+    assert ratios == tuple(rounds and most / rounds for rounds in first)  # type: ignore[operator]
+    assert "about rounds, not about time" in table.note
 
 
 def test_the_table_names_the_rounds_that_it_averages(run: RunData) -> None:

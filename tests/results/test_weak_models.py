@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fedloom.experiment import experiment_file
+from fedloom.experiment.plan import Plan
+from fedloom.experiment.run import run_plan
 from fedloom.results.comparisons import comparisons
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import ClientValues, MetricInfo
-from fedloom.results.weak_models import EASIER, _by_chance, easy_own_tests, misses_most, no_better_than_guessing
+from fedloom.results.weak_models import EASIER, easy_own_tests, left_behind, misses_most, no_better_than_guessing
 from tests.results.helpers import with_labels
 
 
@@ -99,10 +103,27 @@ def test_without_counts_of_labels_an_accuracy_on_a_network_is_not_left_uncomment
     assert not said(unknown, network=True)  # the main number is about data that the server holds
 
 
-def test_a_few_errors_more_on_few_examples_are_no_client_left_behind(run: RunData) -> None:
-    few = replace(run, clients=({**run.clients[0], "test": 19},))
-    many = replace(run, clients=({**run.clients[0], "test": 1900},))
-    assert _by_chance(few, 0, 0.96) > 0.96 - 16 / 19 > _by_chance(many, 0, 0.96)
+@pytest.mark.parametrize(
+    ("metric", "is_mean", "others", "low"), [("accuracy", True, 0.96, 16 / 19), ("auroc", False, 0.9, 0.7)]
+)
+def test_a_client_is_left_behind_only_if_chance_could_hardly_explain_it(
+    metric: str, is_mean: bool, others: float, low: float, run: RunData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rule that compares clients with learning alone: few test examples and unequal seeds explain much."""
+
+    def said(tested: int, *lows: float) -> list[str]:
+        held = [
+            ClientValues.of(np.array([[1, client, others] for client in range(9)] + [[1, 9, value]])) for value in lows
+        ]
+        monkeypatch.setattr(RunData, "client_values_by_seed", lambda *_: dict(enumerate(held, 1)))
+        clients = tuple({**run.clients[0], "test": tested} for _ in range(10))
+        metrics = {metric: MetricInfo(metric, is_mean, True)}
+        return [*left_behind(replace(run, clients=clients, metrics=metrics))]
+
+    assert not said(19, low)
+    assert "Left behind with" in said(1900, low)[0]
+    assert "Left behind with" in said(1900, low, low)[0]
+    assert not said(1900, 2 * low - others, others)  # the same mean over seeds, by one bad seed
 
 
 def test_models_that_miss_most_cases_are_named_with_what_to_do(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,3 +164,31 @@ def test_own_tests_of_mostly_one_label_are_no_test_of_other_labels(run: RunData)
     assert (few.max(axis=1) / 8).mean() > few.sum(axis=0).max() / few.sum() + EASIER
     assert said(few.tolist(), universal=False) == []
     assert said([[9, 1], [1, 9]], universal=False, tested=[[5, 5], [5, 5]]) == []  # it is about the tests' labels
+
+
+def test_guessing_is_measured_on_the_test_examples_of_every_seed(tmp_path: Path) -> None:
+    """With another split in each seed, what one of them holds says nothing about the mean over seeds."""
+    generator = np.random.default_rng(4)
+    rows = [f"{c},{generator.normal():.3f},{generator.choice(['no', 'yes'], p=[0.6, 0.4])}" for c in "ab" * 40]
+    (tmp_path / "wards.csv").write_text("\n".join(["ward,x,sick", *rows]))
+    shares, said = [], []
+    for seeds in ([1, 2, 3], [3, 2, 1]):
+        experiment = experiment_file.parse({
+            "name": "wards", "rounds": 1, "seeds": seeds, "run": {"backend": "serial"},
+            "data": {"source": "csv", "path": str(tmp_path / "wards.csv"), "client": "ward", "label": "sick",
+                     "seed": "run"},
+            "task": {"model": "logistic", "metrics": ["accuracy"]}, "train": {"lr": 1e-9}, "algorithm": {"fedavg": {}},
+        })  # fmt: skip
+        plan = Plan.of(experiment)
+        run_plan(plan, tmp_path / f"run-{seeds[0]}")
+        for seed in seeds:
+            federation = plan.federation(seed)
+            tested = [federation.y[federation.indices(client, "test")].numpy() for client in range(2)]
+            shares.append([np.mean([(labels == label).mean() for labels in tested]) for label in (0, 1)])
+        (text,) = [one for one in cautions(RunData.read(tmp_path / f"run-{seeds[0]}")) if "always predicting" in one]
+        said.append(text)
+    assert len({tuple(one) for one in shares}) == 3
+    best = np.mean(shares, axis=0).max()
+    assert f"which has {100 * best:.2f} % by the same measure: fedavg" in said[0]
+    assert said[0] == said[1]
+    assert " test examples of each seed, chance alone" in said[0] or said[0].startswith("No better")

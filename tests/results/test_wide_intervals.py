@@ -29,5 +29,5 @@ def test_intervals_as_wide_as_the_scale(
     assert len(shown) == bool(said)
     if said:
         assert shown[0].startswith(said)
-        assert "fedavg (0.00 % to 95.38 %)" in shown[0]
+        assert "fedavg (−44.38 % to 95.38 %)" in shown[0]
         assert shown[0] in cautions(run)

@@ -8,15 +8,17 @@ import pytest
 import torch
 from pydantic import model_validator
 
-from fedloom.algorithm import Update
+from fedloom.algorithm import Update, look
 from fedloom.algorithms import FedAvg
+from fedloom.data.federation import Federation
+from fedloom.errors import InputError
 from fedloom.federation.cohort import Cohort
 from fedloom.record import NonNegative
 from fedloom.task import Task
 from fedloom.testing import algorithms, check_algorithm
 from fedloom.training.clients import Clients
 from fedloom.training.local import Step
-from fedloom.tree import Groups, Tree, add, clone, expand, scale, sub
+from fedloom.tree import Groups, Tree, add, clone, expand, row, scale, sub
 
 
 class Mine(FedAvg):
@@ -208,6 +210,45 @@ def test_a_good_algorithm_passes() -> None:
     check_algorithm(Mine, settings={"pull": 0.5, "batch_size": "full"})
     check_algorithm(KeepsForAbsent)
     check_algorithm(Learns)
+
+
+class Fixed(FedAvg):
+    """It fits a model with five features only, and its server begins in some precision."""
+
+    precision: Literal["task", "float32"] = "task"
+
+    def init(self, task: Task, model: Tree) -> Groups:
+        dtype = task.torch_dtype if self.precision == "task" else torch.float32
+        return {**super().init(task, model), "mean": {"x": torch.zeros(5, dtype=dtype)}}
+
+    def round(self, state: Groups, cohort: Cohort) -> Groups:
+        found = cohort.reduce(self.client, {"model": state["model"]})
+        return {"model": found["model"], "mean": found["mean"]}
+
+    def client(self, task: Task, shared: Groups, own: Groups, data: Clients) -> tuple[Update, Groups]:
+        trained = self.fit(task, expand(shared["model"], len(data)), shared, own, data)
+        rows = [data.federation.x[data.rows(position, "train")] for position in range(len(data))]
+        features = [look(task, row(trained.model, place), x).features().mean(0) for place, x in enumerate(rows)]
+        groups = {"model": trained.model, "mean": {"x": torch.stack(features)}}
+        return Update(groups, data.examples, trained=trained, positions={"model": "model"}), trained.own
+
+
+@pytest.mark.filterwarnings("ignore:.*of Fixed has no effect")
+def test_an_algorithm_for_one_kind_of_model_is_checked_on_your_own_task_and_data() -> None:
+    draws = np.random.default_rng(1)
+    x, y = draws.normal(size=(30, 4)), draws.integers(0, 3, 30)
+    federation = Federation.from_arrays(x.astype(np.float32), y, clients=3)
+    task = Task("mlp", args={"features": 4, "hidden": [5], "classes": 3})
+    said: list[str] = []
+    check_algorithm(Fixed, task=task, federation=federation, progress=said.append)
+    assert said == ["Fixed: checking on your task in float64 …"]
+    with pytest.raises(AssertionError, match="Fixed on your task in float64: the leaves of the server's state"):
+        check_algorithm(Fixed(precision="float32"), task=task, federation=federation)
+    other = Task("mlp", args={"features": 4, "hidden": [6], "classes": 3})
+    with pytest.raises(AssertionError, match="Fixed on your task: the leaves of the server's state"):
+        check_algorithm(Fixed, task=other, federation=federation)
+    with pytest.raises(InputError, match="takes 'task' and 'federation' together"):
+        check_algorithm(Fixed, task=task)
 
 
 class Doubtful(Mine):

@@ -92,6 +92,14 @@ def test_a_look_changes_neither_buffers_nor_the_mode_nor_hooks() -> None:
     assert all(leaf.grad is None for leaf in task.tensors.parameters.values())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_look_takes_examples_in_any_precision(dtype: str) -> None:
+    task, x = Task(Dense, dtype=dtype), torch.randn(3, 16)
+    found = [look(task, task.initial(), x.to(kind)).output for kind in (torch.float32, torch.float64)]
+    assert {one.dtype for one in found} == {task.torch_dtype}
+    assert torch.allclose(*found)
+
+
 def test_a_loss_that_does_not_depend_on_the_weights_has_no_gradient() -> None:
     found = view_of(Task(Dense)).grad_of(lambda view: view.features("hidden").sum())
     assert all(not leaf.any() for leaf in found.values())

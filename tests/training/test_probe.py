@@ -480,3 +480,67 @@ def test_a_metric_that_takes_every_output_with_every_label_is_refused() -> None:
             probe(some, Task(linear, args={"outputs": 1}, loss="mse", metrics=[metric]))
     right = Metric("off", values=lambda output, target: (output[:, 0] - target).abs())
     probe(some, Task(linear, args={"outputs": 1}, loss="mse", metrics=["mae", "r2", "rmse", right]))
+
+
+def test_a_loss_of_your_own_that_lacks_outputs_says_how_many_there_must_be() -> None:
+    def focal(output: Tensor, target: Tensor) -> Tensor:
+        chosen = torch.log_softmax(output, -1)[torch.arange(len(target)), target]
+        return -((1 - chosen.exp()) ** 2) * chosen
+
+    labels = np.array([2] * 10 + [0, 1])
+    data = Federation.from_arrays(np.ones((12, FEATURES), np.float32), labels, clients=2)
+    task = Task("mlp", args={"features": FEATURES, "classes": 2}, loss=focal)
+    said = r"The model gives 2 outputs per example, but the labels have 3 classes\..*set args = \{ classes = 3 \}"
+    with pytest.raises(InputError, match=f"(?s)The loss does not take.*{said}"):
+        probe(data, task)
+
+
+class Mistaken(nn.Module):
+    """A first own model, with one of the usual mistakes."""
+
+    def __init__(self, mistake: str) -> None:
+        if mistake != "no super":
+            super().__init__()
+        self.mistake = mistake
+        if mistake == "list":
+            self.layers = [nn.Linear(FEATURES, 3)]
+        elif mistake != "no super":
+            self.last = nn.Linear(FEATURES, 3)
+
+    def forward(self, x: Tensor) -> Tensor | None:
+        output: Tensor = self.layers[0](x) if self.mistake == "list" else self.last(x)
+        if self.mistake == "no return":
+            return None
+        return output.argmax(-1) if self.mistake == "argmax" else output
+
+
+class NoSuper(nn.Module):
+    def __init__(self) -> None:
+        self.last = nn.Linear(FEATURES, 3)
+
+
+def of_scores(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output, labels)
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", of_scores])
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("list", r"nothing to learn\. Mistaken\.layers holds layers in a list, .*Use nn\.ModuleList\."),
+        ("no return", "The model's forward returns nothing: end it with `return`"),
+        (
+            "argmax",
+            r"returns whole numbers \(torch\.int64\), such as the classes that argmax picks\. The loss needs scores",
+        ),
+        ("no super", r"object has no attribute '_parameters'\. Does its __init__ begin with super\(\)\.__init__\(\)\?"),
+    ],
+)
+def test_the_usual_mistakes_of_a_first_model_are_named(mistake: str, words: str, loss: Any) -> None:
+    with pytest.raises(InputError, match=words):
+        probe(federation((8, 8)), Task(Mistaken, loss, args={"mistake": mistake}))
+
+
+def test_a_model_without_super_that_torch_names_is_said_in_words() -> None:
+    with pytest.raises(InputError, match=r"call\. Does its __init__ begin with super\(\)\.__init__\(\)\?"):
+        probe(federation((8, 8)), Task(NoSuper))

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from fedloom import tree
 from fedloom.algorithm import Clients, Groups, Step, Tree
 from fedloom.algorithms import ALGORITHMS, FedAvg
+from fedloom.data.split import Split
 from fedloom.errors import InputError, TrainingError
 from fedloom.federation.engine import Evaluation, fit
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from fedloom.tuning.rehearsal import MessageBytes, rehearse
-from tests.conftest import Dense, Logit, Pictures, federation, slow_after, two_classes
+from tests.conftest import Dense, Logit, Normed, Pictures, federation, slow_after, two_classes
 
 CLIENTS = 7
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
@@ -119,3 +120,11 @@ def test_a_table_that_says_its_own_splits_is_rehearsed() -> None:
     sizes = np.array([[12, 4, 4], [20, 5, 5]])
     data, task = replace(federation([20, 30]), split_sizes=sizes), Task(Pictures)
     assert rehearse(FedAvg(), data, task, probe(data, task), 2) is not None
+
+
+@pytest.mark.parametrize(("sizes", "batch_size"), [((40, 40), 11), ((6, 6, 6), 3), ((2,), 8)])
+def test_a_last_batch_of_one_in_the_rehearsal_alone_is_not_refused(sizes: tuple[int, ...], batch_size: int) -> None:
+    data, task = federation(sizes, split=Split(train=1.0, validation=0.0, test=0.0)), Task(Normed)
+    algorithm = FedAvg(batch_size=batch_size)
+    assert [*fit(data, task, algorithm, 1, evaluation=Evaluation(splits=()))]
+    assert rehearse(algorithm, data, task, probe(data, task), len(sizes)) is not None

@@ -10,6 +10,7 @@ import torch
 from fedloom.errors import InputError
 from fedloom.experiment import checkpoint
 from fedloom.results.run_data import RunData
+from fedloom.training.evaluation import Measured
 from fedloom.watch.models import models
 from tests.watch.growing_run import GrowingRun
 
@@ -29,6 +30,27 @@ def test_without_a_checkpoint_there_are_clients_but_no_pictures(tmp_path: Path) 
     (tmp_path / "cells" / "fedavg-1").mkdir(parents=True)
     (tmp_path / "cells" / "fedavg-1" / "round-000001.json").write_text("{")  # damaged, or half replaced
     assert shown(run)["round"] is None
+
+
+def test_numbers_are_those_of_the_model_that_is_drawn_or_say_what_they_are_of(tmp_path: Path) -> None:
+    run = GrowingRun(tmp_path)
+    assert (shown(run)["measured"], shown(run)["final"]) == ("", False)
+    run.add(2)
+    checkpoint.save(checkpoint.of_cell(tmp_path, "fedavg", 1), 2, {"model": {"w": torch.ones(2, 2)}}, {})
+    found = shown(run)
+    assert found["measured"] == (
+        "Each client's accuracy was measured after local training of round 2: "
+        "it is not of the weights that are drawn here."
+    )
+    assert found["final"] is False
+    tested = {"test": Measured(10, {"loss": 1.0, "accuracy": 9.75})}
+    run.add(1, clients={"final": dict.fromkeys(range(3), tested)})
+    found = shown(run)
+    assert (found["measured"], found["final"]) == (
+        "Each client's accuracy is that of the final model on the client's own test.",
+        True,
+    )
+    assert [one["value"] for one in found["clients"]] == [0.975] * 3  # type: ignore[attr-defined]
 
 
 def test_the_rows_of_a_layer_that_sees_squares_are_squares(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from fedloom.clock.clock import ClientTime, RoundTime
 from fedloom.errors import InputError
 from fedloom.experiment.store import Store
 from fedloom.results import figure_style, learning_curves
-from fedloom.results.comparisons import comparisons
+from fedloom.results.comparisons import best_first, comparisons, main_comparison
 from fedloom.results.run_data import RunData
+from fedloom.training.evaluation import Measured
 from fedloom.watch import views
 from fedloom.watch.app import FILES
 from fedloom.watch.live_run import MARKS, LiveRun
@@ -48,6 +49,7 @@ def test_the_curves_are_those_of_the_reports_figure(comparison: Path) -> None:
             for side in ("mean", "low", "high"):
                 np.testing.assert_allclose(line[side], getattr(band, side), rtol=1e-5)
         assert "95 % t interval over seeds" in found["caption"]
+        assert found["caption"].endswith("intervals in tables are not cut.")  # a band of shares ends at 100 %
 
 
 def test_a_curve_has_known_means_bytes_and_seconds(tmp_path: Path) -> None:
@@ -123,6 +125,52 @@ def test_the_last_values_have_the_universal_test_of_the_report(comparison: Path)
     assert {line["label"]: line["universal"] for line in found["lines"]} == pytest.approx(
         {label: np.mean(list(values.values())) for label, values in wanted.values.items()}
     )
+
+
+def test_the_last_values_have_the_final_models_of_the_report(comparison: Path) -> None:
+    run = RunData.read(comparison)
+    (wanted,) = (one for one in comparisons(run, "accuracy") if one.key == "test")
+    found = views.curves(run, "accuracy", "pre_fit")
+    assert found["final"] == "final model"
+    assert {line["label"]: line["final"] for line in found["lines"]} == pytest.approx(
+        {label: np.mean(list(values.values())) for label, values in wanted.values.items()}
+    )
+
+
+def test_the_last_values_of_a_finished_run_have_the_order_of_its_report(comparison: Path) -> None:
+    run = RunData.read(comparison)
+    main = main_comparison(run)
+    assert main is not None
+    for panel in ("pre_fit", "post_fit", "server"):
+        found = views.curves(run, "accuracy", panel)
+        lines = [line["label"] for line in found["lines"]]
+        ranked = [label for label in best_first(run, main) if label in lines]
+        assert found["order"] == [*ranked, *(label for label in lines if label not in ranked)]
+        assert ("Algorithms without this number stand last." in found["about"]) == (len(ranked) < len(lines))
+        assert f"by what the report compares: {main.title}." in found["about"]
+
+
+def test_the_order_of_last_values_is_said_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GrowingRun, "accuracy", lambda _, algorithm, *__: 0.5 + 0.1 * algorithm)
+    GrowingRun(tmp_path, labels=["a", "b"]).add(2)
+    found = views.curves(RunData.read(tmp_path), "accuracy", "pre_fit")
+    assert found["order"] == ["b", "a"]
+    assert found["about"] == (
+        "The best algorithm first, by the last round of these curves. The report compares the final models, which are "
+        "measured at the end."
+    )
+
+
+def test_clients_show_the_final_model_once_it_is_measured(tmp_path: Path) -> None:
+    growing = GrowingRun(tmp_path).add(2)
+    live = LiveRun(tmp_path)
+    found = views.clients(live, "fedavg", 1, "accuracy", "final")
+    assert found["columns"]["value"] == views.clients(live, "fedavg", 1, "accuracy", "pre_fit")["columns"]["value"]
+    assert found["about"] == "accuracy: before local training. The final model is measured at the end."
+    tested = {"test": Measured(30, {"loss": 30.0, "accuracy": 15.0})}
+    growing.add(1, clients={"final": dict.fromkeys(range(3), tested)})
+    found = views.clients(LiveRun(tmp_path), "fedavg", 1, "accuracy", "final")
+    assert (found["columns"]["value"], found["about"]) == ([0.5, 0.5, 0.5], "accuracy: the final model.")
 
 
 def test_the_universal_test_appears_when_a_cell_is_done_and_is_read_once(
@@ -288,7 +336,7 @@ def test_the_pooled_baseline_has_no_client_of_its_own_in_the_table(comparison: P
     assert {one["label"] for one in views.overview(live.data(), CONTROL)["labels"] if one["pooled"]} == {"pooled"}
     _, _, states = unpacked(views.matrix(live, "pooled", 1, "accuracy", "pre_fit"))
     assert not states.any()
-    assert views.settings(live.data())["data"].keys() == {"1"}  # both seeds have the same
+    assert views.settings(live.data())["data"].keys() == {"data of all seeds"}
 
 
 def test_the_harm_that_a_finished_run_did_is_what_the_report_says_at_the_top(
@@ -317,7 +365,7 @@ def test_an_undefined_value_is_null_and_what_is_not_there_is_named(tmp_path: Pat
     live = LiveRun(tmp_path)
     with pytest.raises(InputError, match="There is no cell other with seed 1"):
         views.clients(live, "other", 1, "accuracy", "post_fit")
-    with pytest.raises(InputError, match=r"There is no phase 'nose'\. Known: pre_fit, post_fit"):
+    with pytest.raises(InputError, match=r"There is no phase 'nose'\. Known: final, pre_fit, post_fit"):
         views.clients(live, "fedavg", 1, "accuracy", "nose")
     with pytest.raises(InputError, match="There is no panel 'nose'"):
         views.curves(live.data(), "accuracy", "nose")

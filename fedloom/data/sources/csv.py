@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from torch import Tensor
 
+from fedloom.data.categories import rare_categories
 from fedloom.data.csv_text import (
     CsvText,
     as_number,
@@ -27,11 +28,12 @@ from fedloom.data.csv_text import (
     numbers,
 )
 from fedloom.data.federation import Dataset
-from fedloom.data.plausibility import identifies, marks_gaps, rare_categories
+from fedloom.data.plausibility import identifies, marks_gaps
 from fedloom.data.preprocessing import Column, Preprocessing, categories, category
 from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.sources.csv_folder import TABLE, clients_of, copies, instead, not_read
+from fedloom.data.sources.csv_label import wrong_label
 from fedloom.data.sources.csv_rows import Rows, joined
 from fedloom.data.sources.csv_units import Units, checked, multiplied
 from fedloom.data.split import SPLITS
@@ -52,6 +54,7 @@ IDENTIFIER = re.compile(  # narrower, for features: patient_age is none
     re.IGNORECASE,
 )
 COLUMN_KEYS = ("label", "client", "drop", "optional", "columns", "categorical", "embed", "split_column", "group")
+AGREED_KEYS = ("categorical", "embed", "fill", "missing", "task")  # a file that sites agreed on decides them
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
@@ -190,7 +193,8 @@ class Csv(Source):
             given = " and ".join(sorted(keys & self.model_fields_set))
             if given and here != there:
                 means, agreed_on = (", ".join(each) or "nothing" for each in (here, there))
-                differs = f"[data] {given} means {means} here, and the agreed file says {agreed_on}."
+                mean = "mean" if " and " in given else "means"
+                differs = f"[data] {given} {mean} {means} here, and the agreed file says {agreed_on}."
                 meant = _misspelt(here, there) if given in ("label", "categorical", "embed") else ""
                 if given == "label" and meant:  # the sites do agree
                     raise InputError(f"{differs}{meant}")
@@ -199,8 +203,10 @@ class Csv(Source):
                     f"{differs}{meant} {remedy or 'A'}gree again: `fedloom data summarize` at each site, then "
                     "`fedloom data agree`."
                 )
-        decided = {"categorical": listed or None, "embed": embedded or None, "fill": "error", "missing": agreed.marks}
-        return self.model_copy(update={**decided, "task": task})
+        marks = {"fill": "error", "missing": agreed.marks}
+        decided = {"categorical": listed or None, "embed": embedded or None, **marks, "task": task}
+        assert {*decided} == {*AGREED_KEYS}
+        return self.model_copy(update=decided)
 
     def parse(self, file: Any, name: str, advice: str = "", at_site: bool = False) -> Dataset:
         """Read the examples of a path or an open binary file called `name`; `path` is used in messages only.
@@ -256,6 +262,9 @@ class Csv(Source):
                     )
                 except InputError as error:
                     wrong[name] = error
+            may_be_classes = isinstance(self.label, str) and self.task != "regression"
+            if wrong and may_be_classes and (said := wrong_label(str(self.label), cells, commas)):
+                raise InputError(said)
             if wrong:  # all at once, so that a new table does not take a try for each column
                 first, *others = wrong
                 also = self._advice({name: cells[name] for name in others}, table.comma_is_decimal, advice)
@@ -297,7 +306,8 @@ class Csv(Source):
             for column in columns
         ]
         y, classes = self._targets(rows)
-        preprocessing = Preprocessing(columns=columns, optional=self.optional or (), marks=marks, label=self._labels)
+        how = {"optional": self.optional or (), "marks": marks, "convert": self._units.by_column}
+        preprocessing = Preprocessing(columns=columns, label=self._labels, **how)
         return Dataset(
             x=torch.from_numpy(np.concatenate(parts, axis=1)),
             y=y,
@@ -434,7 +444,8 @@ class Csv(Source):
         for name in (*special, *self._categorical, *optional):
             if name not in elsewhere:
                 others = "" if alone or name in special else f' If other files have it, set optional = ["{name}"].'
-                require(name, table.header, f"The file {table.shown}", "column", others)
+                key = "[data] label: " if name in self._labels else ""
+                require(name, table.header, f"{key}The file {table.shown}", "column", others)
         if optional and "" not in self._marks():
             raise InputError(
                 f"[data] optional = {list(optional)}: these columns count as empty where they are lacking. Say what "

@@ -52,6 +52,15 @@ class Units:
         tables = [self.by_client.get(owner, {})] if owner else self.by_client.values()
         return list(dict.fromkeys(name for table in (self.of_all, *tables) for name in table))
 
+    @property
+    def by_column(self) -> dict[str, Factors]:
+        """The factors of each column by client; those of all rows are under an empty name."""
+        tables = {**self.by_client, "": self.of_all}
+        return {
+            column: {name: table[column] for name, table in tables.items() if column in table}
+            for column in self.columns()
+        }
+
     def factors(self, column: str, owners: Sequence[str]) -> NDArray[np.float64]:
         """Return the factor of a column for rows of these clients."""
         usual = self.of_all.get(column, 1.0)

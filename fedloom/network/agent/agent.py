@@ -28,7 +28,7 @@ from fedloom.network.agent.privacy_ledger import SitePrivacy
 from fedloom.network.agent.questions import Questions
 from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fingerprint
 from fedloom.network.agent.state_versions import StateVersions
-from fedloom.network.agent.unsigned_requests import Unreachable, tls
+from fedloom.network.agent.unsigned_requests import NEVER_REACHED, NotConnected, Unreachable, tls
 from fedloom.network.protocol.messages import (
     AssignedClient,
     Assignment,
@@ -85,12 +85,13 @@ class Agent:
         pulse = threading.Thread(target=self._heartbeats, daemon=True)
         pulse.start()
         silent_since: float | None = None
-        pause = 0.1
+        pause, advice = 0.1, NEVER_REACHED
         try:
             while not self.finished:
                 try:
                     self._finished_heartbeat = ""
-                    self.prepare(self.connection.get("/v1/plan"))
+                    plan, advice = self.connection.get("/v1/plan"), ""
+                    self.prepare(plan)
                     if silent_since is not None:
                         self.tell("The coordinator answers again.")
                     silent_since, pause = None, 0.1
@@ -105,7 +106,8 @@ class Agent:
                         break
                     if silent_since is None:
                         silent_since = time.monotonic()
-                        self.tell(f"{error} Trying again …")
+                        hint = advice if isinstance(error, NotConnected) else ""
+                        self.tell(f"{error}{hint} Trying again …")
                     if isinstance(error, StoreError) and time.monotonic() - silent_since > DISK_PATIENCE:
                         with contextlib.suppress(Unreachable):
                             self._decline("error", "its disk cannot be written")
@@ -138,7 +140,7 @@ class Agent:
         assert self.runner is not None
         hello = self.runner.experiment.hello
         left = ["versions", "names of clients and classes", "shape of the data", "hash of how rows are prepared"]
-        left += ["mark of the data", "fewest clients in a sum", "withheld metrics"]
+        left += ["mark of the data", "how it computes", "fewest clients in a sum", "withheld metrics"]
         left += ["sizes of the splits"] if self.runner.experiment.plan.privacy.secure_aggregation is None else []
         left += ["SCORES AND LABELS OF SINGLE EXAMPLES, with every measurement"] if hello.sends_scores else []
         self._log("hello", run=run_plan["run"], left=left, clients=len(hello.clients))
@@ -165,9 +167,9 @@ class Agent:
         sessions = SecureSessions(run, loaded.plan, policy, self.signer, pins)
         sessions.recall(self.audit.events())
         self.tell(trust(loaded.plan.privacy, policy, len(loaded.plan.algorithms)))
-        if loaded.plan.privacy.secure_aggregation is None:
+        if not loaded.plan.privacy.hides_metrics:
             self.tell(f"Each client here is measured at most {questions.most} times in this run, on one split each.")
-        else:
+        if loaded.plan.privacy.secure_aggregation is not None:
             self.tell(f"The fingerprint of this site, for [policy] peers of others: {fingerprint(self.signer.public)}")
         announced = identity({"plan": loaded.plan.resolved, "sources": run_plan["sources"]})
         privacy = SitePrivacy(self.state / "privacy", run, loaded.plan, policy, announced)

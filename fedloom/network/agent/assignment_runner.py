@@ -100,6 +100,9 @@ class AssignmentRunner:
         outcome = work.perform(place)
         if self.privacy is not None and (outcome.stack or outcome.public):
             self.privacy.check_charged(name)
+        if outcome.public and self.experiment.plan.privacy.hides_metrics:
+            numbers = ", ".join(outcome.public)
+            raise Refused(f"the run has [privacy], and nothing covers what its clients make public: {numbers}")
         (report,) = outcome.reports
         if report.post_fit or (assignment.watch_epochs and report.history):
             self.questions.check_measured_once(assignment, one)
@@ -152,8 +155,8 @@ class AssignmentRunner:
         return self.privacy is not None and self.privacy.is_on
 
     def _withhold(self, answer: ClientAnswer, task: Task) -> ClientAnswer:
-        """Return an answer without the metrics that may not leave: none, if noise protects the rest of what leaves."""
-        policy = self.policy.replace(metrics=()) if self._has_noise else self.policy
+        """Return an answer without the metrics that may not leave: all of them, if the run has [privacy]."""
+        policy = self.policy.replace(metrics=()) if self.experiment.plan.privacy.hides_metrics else self.policy
         return policy.withhold(answer, task)
 
     def secure(self, assignment: Assignment) -> list[ClientAnswer]:

@@ -58,7 +58,11 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     yield f"Data: {federation}. No message asks for examples. What leaves is computed from them, as listed here."
     fewest = int(federation.sizes("train").min())
     several = of_people(parsed.privacy, site.data.get("group"), federation.largest_group)
-    for doubt in (*doubts(parsed.privacy, examples=fewest), *several, *suspicions(federation)):
+    for doubt in (
+        *doubts(parsed.privacy, examples=fewest, at_least=policy.min_cohort),
+        *several,
+        *suspicions(federation, at_site=True),
+    ):
         yield f"Caution: {doubt}"
     yield "At the start, the coordinator learns:"
     yield f"  the shape {list(federation.x.shape[1:])} and dtype of the features, the names of the classes"
@@ -69,6 +73,8 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         counts = ", ".join(f"{policy.shown_size(int(sizes[split][number]))} {split}" for split in sizes)
         yield f"  client {federation.name(number)}" + (" (not its number of examples)" if is_secure else f": {counts}")
     yield "  versions of fedloom, torch and Python, and a mark that shows whether the data changed, but not what it is"
+    yield "  the operating system, the kind of processor, and how the agent computes"
+    yield "  the site's name, public key and network address, fewest clients in a sum, and what the policy withholds"
     verbs, fewest = ", ".join(policy.verbs), policy.min_cohort
     yield f"Allowed verbs: {verbs}, in rounds of at least {fewest} client(s), as the coordinator counts them."
     yield _metrics_line(parsed.privacy, policy)
@@ -84,7 +90,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
         check_cells(plan, policy)
     except Refused as why:
         raise InputError(f"This site would refuse to take part: {why}.") from None
-    if not is_secure:
+    if not parsed.privacy.hides_metrics:
         most = Questions("", plan, policy.max_evaluations).most
         yield f"Each client is measured at most {most} times in the run, on one split each."
     task = plan.task(parsed.seeds[0])

@@ -13,6 +13,8 @@ from fedloom import files
 from fedloom.errors import InputError
 from fedloom.files import write_private
 from fedloom.network.agent.unsigned_requests import (
+    NEVER_REACHED,
+    NotConnected,
     Unreachable,
     expecting_a_coordinator,
     fetch_certificate,
@@ -101,13 +103,16 @@ def enrol(
 def until_reached(attempt: Callable[[], Done], wait: bool, tell: Callable[[str], None]) -> Done:
     """Repeat something until the coordinator answers: for a minute, or with `wait` until it does."""
     end = time.monotonic() + TRIES
+    advice = NEVER_REACHED  # once, until something answers
     while True:
         try:
             return attempt()
         except Unreachable as error:
             if not wait and time.monotonic() > end:
                 raise
-            hint = "" if time.monotonic() < end else " Is the address right? Ctrl-C ends this."
+            hint = advice if isinstance(error, NotConnected) else ""
+            hint += "" if time.monotonic() < end else " Is the address right? Ctrl-C ends this."
+            advice = ""
             tell(f"{error}{hint} Trying again …")
             time.sleep(1.0)
 

@@ -222,7 +222,11 @@ def load_experiment(
     site.policy.check_examples({one.name: one.train for one in hello.clients})
     fewest = min((one.train for one in hello.clients), default=0)
     several = of_people(plan.privacy, site.data.get("group"), federation.largest_group)
-    for doubt in (*doubts(plan.privacy, examples=fewest), *several, *suspicions(federation)):
+    for doubt in (
+        *doubts(plan.privacy, examples=fewest, at_least=site.policy.min_cohort),
+        *several,
+        *suspicions(federation, at_site=True),
+    ):
         tell(f"Caution: {doubt}")
     loaded.hello = hello if plan.privacy.secure_aggregation is None else without_sizes(hello)
     tell(f"Ready: {len(loaded.hello.clients)} client(s), a model of {ready.task.parameters:,} parameters.")

@@ -264,7 +264,8 @@ class Policy(Record):
             metric = max((name for name in is_mean if f"_{key}".endswith(f"_{name}")), key=len, default=key)
             return not self.may_leave(metric, is_mean.get(metric, True))
 
-        history = tuple({key: value for key, value in epoch.items() if not stays(key)} for epoch in answer.history)
+        left = [{key: value for key, value in epoch.items() if not stays(key)} for epoch in answer.history]
+        history = tuple(epoch for epoch in left if epoch)  # how many there were depends on the data, with patience
         return replace(answer, measured=measured, history=history)
 
     @property

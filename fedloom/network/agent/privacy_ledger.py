@@ -50,10 +50,11 @@ class SitePrivacy:
         self.charged.discard(client)
         if table.example_dp is not None:
             spending = self._ledger(client, "examples", table.example_dp.delta)
-            charge = partial(self._charge, spending, client, table.example_dp.epsilon, cell)
+            # a name of its own: the function below would otherwise charge the other ledger
+            charge_steps = partial(self._charge, spending, client, table.example_dp.epsilon, cell)
 
             def charge_examples(name: str, mechanism: Mechanism, count: int) -> None:
-                charge(name, mechanism, count)
+                charge_steps(name, mechanism, count)
                 self.charged.add(client)
 
             examples = ExamplePrivacy(table.example_dp, _planned(spending), _secret(spending, cell), charge_examples)

@@ -16,9 +16,15 @@ from fedloom.network.protocol.certificates import fingerprint, trusting, unverif
 from fedloom.network.protocol.token import Token
 from fedloom.results.safe_text import plain
 
+NEVER_REACHED = " Nothing has answered there yet: check the address and the port, and that `fedloom serve` runs."
+
 
 class Unreachable(FedloomError):
     """The coordinator does not answer, or cannot work at the moment."""
+
+
+class NotConnected(Unreachable):
+    """There is no connection to the coordinator: perhaps the address is wrong."""
 
 
 def fetch_certificate(url: str, token: Token) -> str:
@@ -81,6 +87,6 @@ def reaching(url: str) -> Iterator[None]:
     except httpx.InvalidURL as error:
         raise InputError(f"{url} is not an address: {error}") from None
     except (httpx.HTTPError, httpx.StreamError, OSError) as error:
-        raise Unreachable(
+        raise NotConnected(
             f"The coordinator at {url} cannot be reached: {str(error).rstrip('.') or type(error).__name__}."
         ) from error

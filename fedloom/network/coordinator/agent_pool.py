@@ -44,6 +44,7 @@ class Call:
     in_memory: int = 0  # bytes of answers that are not mapped from files
     needed: int = 0  # how many answers the round needs to count
     enough: int | None = None  # how many answers suffice, if more clients were asked
+    hides_metrics: bool = False  # whether [privacy] lets no metric leave: what answers have of them is dropped
     open: bool = True
     opened: float = field(default_factory=time.monotonic)
 

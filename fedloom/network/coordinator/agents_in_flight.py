@@ -208,6 +208,7 @@ class AgentsInFlight(InFlight):
             self.backend.deadline(),
             ledger_key=(cell.name, work.round, 0, digest),
             needed=self.sampling.buffer,
+            hides_metrics=self.backend.hides_metrics,
         )
         for update in self.ledger.accepted(cell.name, work.round, 0, digest):
             self.backend.reopen(call, update)

@@ -91,8 +91,10 @@ class NetworkBackend(Backend):
         same_sizes: bool,
         roster_of: Callable[[int], Roster],
         compress: CompressTable = NO_COMPRESSION,
+        hides_metrics: bool = False,
     ) -> None:
         self.pool, self.roster, self.task, self.sampling = pool, roster, task, sampling
+        self.hides_metrics = hides_metrics  # whether [privacy] lets no metric leave a client
         self.attempt, self._calls, self.roster_of, self.compress = attempt, 0, roster_of, compress
         self.judge = Judge(roster, task, sampling, same_sizes)
         self.cell = CellProgress("", 0, Path())
@@ -184,6 +186,7 @@ class NetworkBackend(Backend):
             self.deadline(),
             ledger_key=(cell.name, work.round, work.call, digest),
             enough=self.sampling.enough(self.roster.clients, work.round),
+            hides_metrics=self.hides_metrics,
         )
         for update in known:
             self.reopen(call, update)
@@ -386,6 +389,8 @@ class NetworkBackend(Backend):
     # --- evaluation
 
     def _evaluate(self, work: EvaluationWork) -> dict[int, dict[str, Measured]]:
+        if self.hides_metrics:
+            return {}
         groups = {"model": work.model} if work.model is not None else work.shared
         title = f"{self.cell.label}: evaluation in round {work.round}"
         fields = {"kind": "evaluate", "round": work.round, "splits": work.splits}
@@ -462,7 +467,9 @@ class NetworkBackend(Backend):
         """Count an update that an earlier process accepted."""
         path = self.pool.ledger.updates / update.file
         _, found = read_answer(*open_parcel(path))
-        call.accept(found[update.client], update.sha256, path.stat().st_size)
+        answer = found[update.client]
+        answer = answer.without_metrics() if self.hides_metrics else answer  # an earlier version stored them
+        call.accept(answer, update.sha256, path.stat().st_size)
 
 
 def _parcel_info(role: Any, parcel: Parcel) -> ParcelInfo:

@@ -16,7 +16,7 @@ from fedloom.machine import cores
 from fedloom.network.coordinator.agent_pool import AgentPool, Call
 from fedloom.network.coordinator.ledger import AcceptedUpdate
 from fedloom.network.coordinator.request_guard import RequestBody
-from fedloom.network.protocol.messages import Answer, Assignment, ClientAnswer, Failure, read_answer
+from fedloom.network.protocol.messages import Answer, Assignment, ClientAnswer, Failure, read_answer, write_answer
 from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.tensors import WireError, open_parcel
 
@@ -75,6 +75,7 @@ class Intake:
         self._checking = ThreadPoolExecutor(max(cores(), 2), "check")  # more would compete for the processor
         self._writing = ThreadPoolExecutor(1, "commit")
         self._pending: deque[ReceivedAnswer] = deque()
+        self._told: set[str] = set()  # agents that sent metrics which must not leave
 
     async def receive(self, agent: str, body: RequestBody) -> list[Verdict]:
         """Take in a whole body; return a verdict for each client."""
@@ -133,8 +134,11 @@ class Intake:
                 one.answer = found[one.client]
                 if call.ledger_key is not None and len(answers) > 1:
                     raise Rejected("malformed", "an answer to this assignment must be about one client")
+                if hidden := call.hides_metrics and one.answer.has_metrics:  # of an agent of an earlier version
+                    one.answer = one.answer.without_metrics()
+                    self._tell_of_metrics(one.agent)
                 call.check(assignment, one.answer)
-                self._store(one, call, body)
+                self._store(one, call, body, hidden)
         self._pending.extend(one for one in answers if one.stored is not None)
 
     def _claim(self, one: ReceivedAnswer) -> Assignment | None:
@@ -164,21 +168,39 @@ class Intake:
                 if one.call is not None:
                     one.call.claimed.discard(one.client)
 
-    def _store(self, one: ReceivedAnswer, call: Call, body: RequestBody) -> None:
-        """Write the body to the file where it stays until it is aggregated, if the call's answers are stored."""
+    def _store(self, one: ReceivedAnswer, call: Call, body: RequestBody, hidden: bool) -> None:
+        """Write the body to the file where it stays until it is aggregated, if the call's answers are stored.
+
+        If something of it must stay `hidden`, write what is left of the answer instead.
+        """
         if call.ledger_key is None:
             return
         cell, round, number, digest = call.ledger_key
         file = f"{cell}-{round}-{number}-{one.client}-{one.sha256[:12]}.safetensors"
         faults.point("update.received")
-        body.keep(self.ledger.updates / file)
-        one.stored = AcceptedUpdate(cell, round, number, one.client, digest, file, one.sha256)
+        sha256 = one.sha256
+        if hidden:
+            left = write_answer(one.id, [one.answer])
+            (self.ledger.updates / file).write_bytes(b"".join(left.pieces()))
+            sha256 = left.sha256
+        else:
+            body.keep(self.ledger.updates / file)
+        one.stored = AcceptedUpdate(cell, round, number, one.client, digest, file, sha256)
         with self.pool.changed:
             held = sum(open_call.in_memory for open_call in self.pool.open_calls)
             crowded = body.in_memory and held + body.size > MEMORY
             call.in_memory += body.size if body.in_memory and not crowded else 0
         if crowded:
             one.answer = read_answer(*open_parcel(self.ledger.updates / file))[1][one.client]
+
+    def _tell_of_metrics(self, agent: str) -> None:
+        """Tell the operator once that an agent sends what it should keep."""
+        if agent not in self._told:
+            self._told.add(agent)
+            text = (
+                "sent losses or metrics, which [privacy] does not let leave. They are not stored. Update fedloom there"
+            )
+            self.pool.log("agent", f"{self.pool.agents[agent].name} {text}", agent)
 
     def _commit(self) -> None:
         """Write everything that has arrived in one commit: a request that waits for its own may find it done."""

@@ -187,7 +187,8 @@ class Ledger:
                     return agent
                 raise InputError(
                     "the token was used by another agent: every agent needs its own. The operator makes one with "
-                    "`fedloom agents invite`, or with `fedloom agents replace` for an agent that lost its state folder"
+                    "`fedloom agents invite`, or with `fedloom agents replace` for an agent that lost its state "
+                    "folder. A site whose file had another name before names its old folder with --state"
                 )
             if expires is not None and expires <= faults.clock():
                 raise InputError("the token has expired: ask the operator for another (`fedloom agents invite`)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import lru_cache
@@ -107,13 +107,10 @@ class NetworkRun:
         if len(found) >= needed:
             return found
         if len(wished) >= needed:
-            named = [(key[0], ", ".join(one.name for one in some)) for key, some in groups.items()]
-            (first, here), others = named[0], named[1:]
-            why = "".join(
-                f" {here} and {there} differ. {first.differences(other, f'at {here}', f'at {there}')}."
-                for other, there in others
-                if first != other
-            )
+            formats: dict[DataFormat, list[str]] = {}
+            for (data_format, _), some in groups.items():
+                formats.setdefault(data_format, []).extend(one.name for one in some)
+            why = _who_differs(formats)
             names = ", ".join(one.name for one in wished)
             self._tell_once(
                 f"Waiting for agents whose data and [site] hosts fit together. These are ready: {names}.{why}"
@@ -261,9 +258,16 @@ class NetworkRun:
             same_sizes = self.experiment.data.seed != "run"
 
             def connect(federation: Federation, task: Task) -> Backend:
-                compress = self.experiment.compress
                 return NetworkBackend(
-                    self.pool, roster, task, sampling, self.attempt, same_sizes, self._roster, compress
+                    self.pool,
+                    roster,
+                    task,
+                    sampling,
+                    self.attempt,
+                    same_sizes,
+                    self._roster,
+                    self.experiment.compress,
+                    self.plan.privacy.hides_metrics,
                 )
 
             plan = replace(self.plan, federation=lambda seed: roster, cohort=widened(sampling))
@@ -290,6 +294,18 @@ def _numbered(agents: list[ConnectedAgent]) -> list[ConnectedAgent]:
         return _numbered(fitting)
     numbers = sum(len(hello.numbers) for hello in hellos.values())
     return agents if numbers in (0, total) else []
+
+
+def _who_differs(formats: Mapping[DataFormat, Sequence[str]]) -> str:
+    """Say which agents have another data format than most others have; without a most common one, they all differ."""
+    (usual, most), *others = sorted(formats.items(), key=lambda item: -len(item[1]))
+    here, said = ", ".join(most), ""
+    is_odd = bool(others) and len(others[0][1]) < len(most)
+    for other, some in others:
+        there = ", ".join(some)
+        who = f"{there} differ{'s' * (len(some) == 1)} from {here}" if is_odd else f"{here} and {there} differ"
+        said += f" {who}. {usual.differences(other, f'at {here}', f'at {there}')}."
+    return said
 
 
 def _check_masked_noise(plan: Plan) -> None:
@@ -323,7 +339,7 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
         notes.append("evaluate.universal: left out on a network, because no machine holds all test data.")
         evaluate = experiment.evaluate.model_copy(update={"universal": False})
         experiment = experiment.model_copy(update={"evaluate": evaluate})
-    if experiment.privacy.on and (experiment.evaluate.splits or experiment.evaluate.epochs):
+    if experiment.privacy.hides_metrics and (experiment.evaluate.splits or experiment.evaluate.epochs):
         notes.append(
             "evaluate.splits: left out on a network with [privacy], because each client's numbers would leave without "
             "mask and noise. The server evaluates on its own data, if it has some."
@@ -333,7 +349,7 @@ def federated(experiment: Experiment) -> tuple[Experiment, list[str]]:
     held = _held_by_server(experiment)
     notes += [f"Caution: {text}" for text in unmeasured(experiment.privacy, bool(held))]
     at_clients = [split for split in experiment.evaluate.server or () if split not in held]
-    if experiment.privacy.on and at_clients:
+    if experiment.privacy.hides_metrics and at_clients:
         notes.append(
             f"evaluate.server: {', '.join(at_clients)} left out on a network with [privacy], because the server does "
             "not hold it, and each client's numbers would leave."

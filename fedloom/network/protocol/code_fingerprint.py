@@ -1,15 +1,13 @@
 """Hashes of the code that clients run, so that an agent and its coordinator can tell whether theirs is the same.
 
 The list of modules is not kept by hand. It starts with the modules that an agent calls to compute and with those of the
-experiment's algorithms, model and loss, and follows every import of the same package. A hash covers the syntax tree
-without docstrings: comments, docstrings and formatting do not matter, and the result is the same in every version of
-Python that can read the code, because fields that a newer version adds to the tree are empty in such code.
+experiment's algorithms, model and loss, and follows every import of the same package. Comments, docstrings and
+formatting do not matter, nor does the version of Python.
 """
 
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
 import inspect
 import os
@@ -27,6 +25,7 @@ from fedloom import user_code
 from fedloom.errors import InputError
 from fedloom.metrics import LOSSES, Metric
 from fedloom.models import MODELS
+from fedloom.syntax_hash import syntax_hash
 
 PACKAGE = Path(fedloom.__file__).parent
 ENTRY_POINTS = (
@@ -36,7 +35,6 @@ ENTRY_POINTS = (
     "fedloom.data.federation",
 )
 LIBRARIES = ("builtins", "pydantic", "torch", "typing", "abc", "collections")  # compared by version, not by code
-IGNORED_FIELDS = ("type_comment", "kind", "ctx")  # they follow from the rest of the tree or do not change what runs
 
 
 @dataclass(frozen=True)
@@ -162,11 +160,9 @@ def _find(names: Sequence[str], root: Path) -> Module | None:
 def _inspect(source: bytes) -> tuple[str, tuple[tuple[str, ...], ...]]:
     """Return the hash of a module's code, and what it imports: for each import, names that it may stand for."""
     tree = ast.parse(source)
-    parts: list[str] = []
     imports: list[tuple[str, ...]] = []
     _collect_imports(tree, imports)
-    _write(tree, parts)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest(), tuple(imports)
+    return syntax_hash(tree), tuple(imports)
 
 
 def _collect_imports(node: ast.AST, found: list[tuple[str, ...]]) -> None:
@@ -184,28 +180,3 @@ def _collect_imports(node: ast.AST, found: list[tuple[str, ...]]) -> None:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.stmt, ast.ExceptHandler)):
             _collect_imports(child, found)
-
-
-def _write(value: Any, parts: list[str]) -> None:
-    """Write a syntax tree as text, without docstrings and without fields that are empty."""
-    if isinstance(value, ast.AST):
-        parts.append(type(value).__name__)
-        for name in value._fields:
-            child = getattr(value, name, None)
-            if isinstance(child, list):
-                child = [one for one in child if not _is_documentation(one)]
-            if child is not None and child != [] and name not in IGNORED_FIELDS:
-                parts.append(name)
-                _write(child, parts)
-        parts.append(")")
-    elif isinstance(value, list):
-        for child in value:
-            _write(child, parts)
-        parts.append("]")
-    else:
-        parts.append(ascii(value))  # repr depends on the version's table of printable characters
-
-
-def _is_documentation(node: Any) -> bool:
-    """Return whether a statement is a bare string: a docstring, or the description of a field."""
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

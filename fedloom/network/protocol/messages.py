@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -302,6 +302,15 @@ class ClientAnswer:
     sha256: str | None = None
     secure: SecureResult | None = None
     parts: Groups = field(default_factory=dict)  # of compressed leaves, which the update lacks
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether it says how well a model does at this client."""
+        return bool(self.history or self.measured)
+
+    def without_metrics(self) -> ClientAnswer:
+        """Return the same, and nothing about how well a model does."""
+        return replace(self, history=(), measured={})
 
 
 def write_answer(id: str, answers: Sequence[ClientAnswer]) -> Parcel:

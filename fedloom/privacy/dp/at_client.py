@@ -150,12 +150,12 @@ class AtClients:
             raise PrivacySpent(
                 f"The noise that clients add is for {self.planned} rounds: another would cost more ε than was given."
             )
-        found = {}
+        found: dict[str, float] = {}
         if self.privacy.examples is not None:
             steps = self.privacy.examples.steps(fewest, algorithm.train)
             self.ledgers["examples"].charge(f"round {round}", steps.mechanism, steps.count)
-            found["example_epsilon"] = self.ledgers["examples"].epsilon().value
+            found |= self.ledgers["examples"].notes("example_epsilon")
         if self.privacy.local is not None:
             self.ledgers["local"].charge(f"round {round}", self.privacy.local.mechanism)
-            found["local_epsilon"] = self.ledgers["local"].epsilon().value
+            found |= self.ledgers["local"].notes("local_epsilon")
         return found

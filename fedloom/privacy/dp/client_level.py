@@ -290,10 +290,14 @@ class ClientLevel:
 
     def notes(self) -> dict[str, float]:
         """Return numbers for the record of the round."""
-        spent = self.ledger.epsilon()
-        kind = "replace_epsilon" if self.mechanism.fixed else "epsilon"
-        kind = "distributed_epsilon" if self.distributed else kind
-        return {kind: spent.value, f"{kind}_rdp": spent.rdp, "clip": self.clip}
+        return {**self.ledger.notes(self.kind), f"{self.kind}_rdp": self.ledger.epsilon().rdp, "clip": self.clip}
+
+    @property
+    def kind(self) -> str:
+        """Which ε it spends."""
+        if self.distributed:
+            return "distributed_epsilon"
+        return "replace_epsilon" if self.mechanism.fixed else "epsilon"
 
 
 def check_sampling(sampling: Sampling) -> None:

@@ -25,6 +25,7 @@ from fedloom.errors import InputError, TrainingError
 from fedloom.privacy import words
 from fedloom.privacy.dp import accounting, clipping, noise
 from fedloom.privacy.dp.accounting import Mechanism
+from fedloom.privacy.dp.apart import MANY, check_apart
 from fedloom.training import generators, optimizers
 from fedloom.training.correction import Step, called
 from fedloom.training.evaluation import batch, passes
@@ -79,6 +80,9 @@ class ExampleTrainer:
         """Train all clients of a job."""
         check_loss(job.data.setup.loss_is_mean)
         module = per_example_module(job.task.module)
+        some = training_rows(job.data, 0)[:MANY]
+        if len(some):
+            check_apart(job.task, module, *batch(job.data, some, job.task))
         with generators.lent(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             return [self._train_client(job, position, module) for position in range(len(job.data))]

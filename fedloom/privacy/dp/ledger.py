@@ -62,6 +62,16 @@ class Ledger:
         """Return the ε of everything that was charged, and of some more."""
         return epsilon(self.spent + Counter(more or {}), self.delta)
 
+    def notes(self, kind: str) -> dict[str, float]:
+        """Return a kind of ε that was spent, and the numbers behind it, if all releases are alike."""
+        found = {kind: self.epsilon().value}
+        used = [(mechanism, count) for mechanism, count in self.spent.items() if count]
+        if len(used) == 1:
+            ((mechanism, count),) = used
+            numbers = {"noise_multiplier": mechanism.noise_multiplier, "sampling_rate": mechanism.q, "steps": count}
+            found |= {f"{kind}_{name}": float(value) for name, value in numbers.items()}
+        return found
+
     def charge(self, release: str, mechanism: Mechanism, count: int = 1) -> bool:
         """Charge a release, which this text identifies, before it is made; return False if it was charged before."""
         if release in self.charged:

@@ -8,24 +8,30 @@ const ROWS = 50;
 /** @type {[string, string][]} */
 const COLUMNS = [["name", "client"], ["value", ""], ["measured", "measured in round"], ["took_part", "rounds taken part"], ["last_round", "last taken part"], ["not_counted", "answers not counted"], ["bytes_up", "sent"], ["bytes_down", "received"], ["train", "train"], ["validation", "validation"], ["test", "test"]];
 
-/** What a view of one cell asks for. @param {Context["state"]} state */
-export const cellQuery = (state) => ({ label: state.label, seed: state.seed, metric: state.metric, phase: state.phase });
+/** What is measured in rounds: the final model is not. @param {Context} context @returns {[string, string][]} */
+const inRounds = ({ panels }) => Object.entries(panels()).filter(([key]) => key !== "server");
 
-/** @param {Context} context @returns {Promise<any>} */
-export const reads = ({ state }) => read(`runs/${state.run}/clients`, cellQuery(state));
+/** The phase of a view, which may show the final model or only rounds. @param {Context} context @param {boolean} [final] */
+export const phaseOf = (context, final = true) => (context.state.phase === "final" && !final ? inRounds(context)[0]?.[0] ?? "" : context.state.phase);
 
-/** @param {Context} context @returns {HTMLElement[]} */
-export function cellChoices(context) {
+/** What a view of one cell asks for. @param {Context} context @param {boolean} [final] */
+export const cellQuery = (context, final = true) => ({ label: context.state.label, seed: context.state.seed, metric: context.state.metric, phase: phaseOf(context, final) });
+
+/** @param {Context} context @param {boolean} [final] @returns {Promise<any>} */
+export const reads = (context, final = true) => read(`runs/${context.state.run}/clients`, cellQuery(context, final));
+
+/** @param {Context} context @param {boolean} [final] whether the final model can be chosen @returns {HTMLElement[]} */
+export function cellChoices(context, final = true) {
   const { redo, state } = context;
   const run = context.run();
   /** @type {[string, string][]} */
-  const phases = Object.entries(context.panels()).filter(([key]) => key !== "server");
+  const first = final ? [["final", "Final model, once it is measured"]] : [];
   return [
     ...context.runChoice(),
     choice("Algorithm", run.labels.map((one) => [one.label, one.label]), state.label, (value) => { state.label = value; redo(); }),
     choice("Seed", run.seeds.map((one) => [String(one), String(one)]), String(state.seed), (value) => { state.seed = Number(value); redo(); }),
     choice("Metric", context.metrics().map((one) => [one.name, one.name]), state.metric, (value) => { state.metric = value; redo(); }),
-    choice("Measured", phases, state.phase, (value) => { state.phase = value; redo(); }),
+    choice("Measured", [...first, ...inRounds(context)], phaseOf(context, final), (value) => { state.phase = value; redo(); }),
   ];
 }
 
@@ -86,7 +92,7 @@ export function open(into, context) {
     const from = numbers.length ? page * ROWS + 1 : 0;
     const pooled = context.run().labels.some((one) => one.label === state.label && one.pooled);
     const leaves = pooled ? ` ${state.label} trains on all data in one place: every example leaves its client.` : "";
-    count.textContent = `${numbers.length} of ${table.names.length} clients; rows ${from} to ${Math.min((page + 1) * ROWS, numbers.length)}.${leaves}`;
+    count.textContent = `${numbers.length} of ${table.names.length} clients; rows ${from} to ${Math.min((page + 1) * ROWS, numbers.length)}.${table.about ? ` ${table.about}` : ""}${leaves}`;
     /** @param {string} words @param {number} to */
     const button = (words, to) => el("button", { type: "button", disabled: to < 0 || to > last || to === page, onclick: () => { page = to; show(); } }, words);
     redraw(pages, () => pages.replaceChildren(...(last ? [button("First", 0), button("Previous", page - 1), button("Next", page + 1), button("Last", last)] : [])));

@@ -6,7 +6,7 @@ import { age, byId, choice, el, MOST, read, shown, tick } from "./dom.js";
 /** @typedef {import("./page.js").Context} Context */
 /** @typedef {import("./chart.js").AxisName} AxisName */
 
-/** @typedef {{lines: any[], caption: string, crowded: boolean, universal: string, age: number}} Curves */
+/** @typedef {{lines: any[], caption: string, order: string[], about: string, crowded: boolean, final: string, universal: string, age: number}} Curves */
 
 /** What the page has of each run's curves: a run that goes on sends only the points that follow. @type {Map<string, Curves>} */
 const known = new Map();
@@ -81,17 +81,16 @@ export function open(into, context) {
       drawLines(box.chart, { lines: one.lines, styles, axis, metric, title, bands: state.bands && !one.crowded, hidden: state.hidden, range, toggle: (label) => { if (!state.hidden.delete(label)) state.hidden.add(label); redo(); } });
       const lacking = has ? "" : ` ${AXES[state.axis]}: not measured in ${found.length > 1 ? "every run" : "this run"}, so rounds are shown.`;
       box.caption.textContent = one.lines.length ? one.caption + lacking : "Nothing has been measured yet.";
-      const rows = [...one.lines].filter((line) => line.mean.length).map((line) => ({ line, last: line.mean.length - 1 }));
-      // numbers of other rounds or over fewer seeds are no ranking
-      const level = new Set(rows.map(({ line, last }) => `${line.x.rounds[last]} ${line.count}`)).size < 2;
-      box.about.textContent = level ? "The last round of these curves, the best algorithm first (the report compares the final models):" : "The last round of each algorithm, in the order of the file: they are not at the same round, or not all have the same seeds.";
+      const rows = one.lines.filter((line) => line.mean.length).map((line) => ({ line, last: line.mean.length - 1 }));
+      rows.sort((a, b) => one.order.indexOf(a.line.label) - one.order.indexOf(b.line.label));
+      box.about.textContent = one.about;
+      if (one.final) box.about.textContent += " The final model is measured after the last aggregation, at the end of the seeds that are done.";
       if (one.universal) box.about.textContent += ` “Universal test” has each client’s model ${one.universal.replace(", universal test", "")} on the tests of all clients, at the end of the seeds that are done.`;
-      if (level) rows.sort((a, b) => (metric?.up === false ? 1 : -1) * (Number(a.line.mean[a.last]) - Number(b.line.mean[b.last])));
       const body = rows.map(({ line, last }) => {
         const [low, high] = [line.low[last], line.high[last]];
-        return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), ...(one.universal ? [el("td", {}, shown(line.universal, metric))] : []), el("td", {}, line.count));
+        return el("tr", {}, el("th", { class: "text", scope: "row" }, line.label), el("td", {}, line.x.rounds[last]), el("td", {}, shown(line.mean[last], metric)), el("td", {}, high > low ? `${shown(low, metric)} to ${shown(high, metric)}` : "–"), ...(one.final ? [el("td", {}, shown(line.final, metric))] : []), ...(one.universal ? [el("td", {}, shown(line.universal, metric))] : []), el("td", {}, line.count));
       });
-      const head = ["algorithm", "round", state.metric, "band", ...(one.universal ? ["universal test"] : []), "seeds"].map((words, place) => el("th", { class: place ? "" : "text", scope: "col" }, words));
+      const head = ["algorithm", "round", state.metric, "band", ...(one.final ? [one.final] : []), ...(one.universal ? ["universal test"] : []), "seeds"].map((words, place) => el("th", { class: place ? "" : "text", scope: "col" }, words));
       box.about.hidden = !rows.length;
       box.table.replaceChildren(rows.length ? el("table", { "aria-label": "The last round" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...body)) : "");
     });

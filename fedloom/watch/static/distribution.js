@@ -1,6 +1,6 @@
 // How a metric is distributed over clients in a chosen round, one histogram per algorithm, all on one axis.
 
-import { cellChoices, reads as readClients } from "./clients.js";
+import { cellChoices, phaseOf, reads as readClients } from "./clients.js";
 import { clientName, colour, el, read, shown, svg, tick } from "./dom.js";
 import { onTick, ticks } from "./chart.js";
 
@@ -10,8 +10,9 @@ const BINS = 30;
 
 /** @param {Context} context @returns {Promise<[any, any]>} */
 export const reads = (context) => {
-  const { metric, phase, seed, round, run } = context.state;
-  return Promise.all([read(`runs/${run}/distribution`, { metric, phase, seed, ...(round === null ? {} : { round }) }), readClients(context)]);
+  const { metric, seed, round, run } = context.state;
+  const phase = phaseOf(context, false);
+  return Promise.all([read(`runs/${run}/distribution`, { metric, phase, seed, ...(round === null ? {} : { round }) }), readClients(context, false)]);
 };
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
@@ -20,7 +21,7 @@ export function open(into, context) {
   const slider = el("input", { type: "range", min: 1, max: 1, value: 1, oninput: () => { state.round = Number(slider.value); latest.querySelector("input").checked = false; redo(); } });
   const which = el("span");
   const latest = /** @type {any} */ (tick("The latest", state.round === null, (on) => { state.round = on ? null : Number(slider.value); redo(); }));
-  const choices = cellChoices(context);
+  const choices = cellChoices(context, false);
   choices.splice(context.runChoice().length, 1); // all algorithms are shown
   const rows = el("div", { class: "rows" });
   into.replaceChildren(el("div", { class: "bar" }, ...choices, el("label", {}, which, slider), latest), rows);

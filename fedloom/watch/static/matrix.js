@@ -25,10 +25,10 @@ let data = null; // also while another view is open: then only later rounds are 
  */
 export async function reads(context) {
   const { state } = context;
-  const key = JSON.stringify([state.run, cellQuery(state)]);
+  const key = JSON.stringify([state.run, cellQuery(context, false)]);
   const known = data && data.key === key ? data : null;
   const after = known ? known.first + known.rounds - 1 : 0;
-  const [table, buffer] = await Promise.all([readClients(context), read(`runs/${state.run}/matrix`, { ...cellQuery(state), after }, true)]);
+  const [table, buffer] = await Promise.all([readClients(context, false), read(`runs/${state.run}/matrix`, { ...cellQuery(context, false), after }, true)]);
   const [first, rounds, clients] = new Uint32Array(buffer, 0, 3);
   const values = new Float32Array(buffer, 24, rounds * clients);
   const states = new Uint8Array(buffer, 24 + 4 * rounds * clients, rounds * clients);
@@ -60,7 +60,7 @@ export function open(into, context) {
   /** @type {[string, string][]} */
   const orders = [["number", "as numbered"], ["name", "name"], ["value", "last value"], ["took_part", "rounds taken part"], ["not_counted", "answers not counted"]];
   const filter = el("input", { type: "search", autocomplete: "off", value: state.filter, placeholder: "part of a name", oninput: () => { state.filter = filter.value; context.remember(); paint(); } });
-  const bar = el("div", { class: "bar" }, ...cellChoices(context), choice("Colour", [["value", "value"], ["state", "who took part"]], state.paint, (value) => { state.paint = value; context.remember(); paint(); }), choice("Order", orders, orders.some(([key]) => key === state.sort) ? state.sort : "number", (value) => { state.sort = value; state.down = value !== "name" && value !== "number"; context.remember(); paint(); }), el("label", {}, "Filter", filter));
+  const bar = el("div", { class: "bar" }, ...cellChoices(context, false), choice("Colour", [["value", "value"], ["state", "who took part"]], state.paint, (value) => { state.paint = value; context.remember(); paint(); }), choice("Order", orders, orders.some(([key]) => key === state.sort) ? state.sort : "number", (value) => { state.sort = value; state.down = value !== "name" && value !== "number"; context.remember(); paint(); }), el("label", {}, "Filter", filter));
   const canvas = el("canvas", { tabindex: 0, role: "img", "aria-label": "Clients by rounds. Arrow keys move from pair to pair and read them." });
   const tip = el("div", { class: "tip", hidden: true, role: "status" });
   const [names, axis] = [el("div", { class: "names", "aria-hidden": "true" }), el("div", { class: "axis", "aria-hidden": "true" })];

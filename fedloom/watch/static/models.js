@@ -38,20 +38,22 @@ function holdings(counts, classes, name) {
 }
 
 /** @param {Context} context @returns {Promise<any>} */
-export const reads = ({ state }) => read(`runs/${state.run}/models`, cellQuery(state));
+export const reads = (context) => read(`runs/${context.state.run}/models`, cellQuery(context));
 
 /** @param {HTMLElement} into @param {Context} context @returns {() => Promise<void>} */
 export function open(into, context) {
   const { state } = context;
   const note = el("p", { class: "note" });
   const cards = el("div", { class: "people" });
-  into.replaceChildren(el("div", { class: "bar" }, ...cellChoices(context)), note, cards);
+  const choices = cellChoices(context);
+  into.replaceChildren(el("div", { class: "bar" }, ...choices), note, cards);
 
   async function update() {
     const found = await reads(context);
     const metric = context.metrics().find((one) => one.name === state.metric);
+    choices[choices.length - 1].hidden = found.final; // what was measured before the end is no choice any more
     const pictured = Object.keys(found.shared).length > 0 || found.clients.some((/** @type {any} */ one) => one.picture);
-    note.textContent = `${found.round === null ? "There is no checkpoint with a model yet. " : pictured ? `Weights of the first layer after round ${found.round}: blue is positive, orange negative, pale is near zero. ` : `The checkpoint of round ${found.round} holds no model here: clients keep theirs. `}${found.classes.length ? "Bars: the labels that a client holds." : ""}${found.all > found.clients.length ? ` The first ${found.clients.length} of ${found.all} clients are shown.` : ""}`;
+    note.textContent = `${found.round === null ? "There is no checkpoint with a model yet. " : pictured ? `Weights of the first layer after round ${found.round}: blue is positive, orange negative, pale is near zero. ` : `The checkpoint of round ${found.round} holds no model here: clients keep theirs. `}${found.classes.length ? "Bars: the labels that a client holds." : ""}${found.measured ? ` ${found.measured}` : ""}${found.all > found.clients.length ? ` The first ${found.clients.length} of ${found.all} clients are shown.` : ""}`;
     cards.replaceChildren(
       ...Object.entries(found.shared).map(([name, picture]) => el("figure", { class: "shared" }, el("figcaption", {}, el("b", {}, name)), picture ? drawn(picture, `The weights of ${name}`) : null)),
       ...found.clients.map((/** @type {any} */ one, /** @type {number} */ number) => {

@@ -74,7 +74,7 @@ function settle() {
   const panels = Object.keys(context.panels());
   state.metric = known(run.metrics.map((one) => one.name), state.metric);
   state.panel = known(panels, state.panel);
-  state.phase = known(panels.filter((one) => one !== "server"), state.phase);
+  state.phase = known(["final", ...panels.filter((one) => one !== "server")], state.phase);
   state.label = known(run.labels.map((one) => one.label), state.label);
   state.seed = Number(known(run.seeds.map(String), String(state.seed)));
 }

@@ -23,7 +23,7 @@ export function open(into, context) {
     boxes.forEach((box, number) => {
       const found = all[number];
       const run = context.overviews[number];
-      const facts = Object.entries({ ...found.machine, ...Object.fromEntries(Object.entries(found.data).map(([seed, sha]) => [`data of seed ${seed}`, sha])) });
+      const facts = Object.entries({ ...found.machine, ...found.data });
       const cells = run.cells.map((cell) => el("tr", {}, el("th", { class: "text", scope: "row" }, cell.label), el("td", {}, cell.seed), el("td", { class: "text" }, cell.status), el("td", {}, `${cell.rounds_done}${run.rounds ? ` of ${run.rounds}` : ""}`), el("td", { class: "text" }, cell.error ?? "")));
       box.replaceChildren(
         el("h2", {}, run.name), warnings(found.cautions),

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fedloom.data.agreement import Summary, agree, doubts
 from fedloom.data.agreement import as_agreed as prepared
@@ -20,6 +22,7 @@ from fedloom.errors import InputError
 from fedloom.experiment.description import identity
 from fedloom.experiment.experiment_file import parse
 from fedloom.files import toml_value
+from fedloom.results.prediction import Predictor, predict, predict_file
 from tests.data.sources.loading import load
 
 BERLIN = "crea,age,ward,dead\n1,70,icu,1\n2,50,er,0\n"
@@ -52,6 +55,22 @@ def test_only_the_file_of_one_client_is_multiplied(tmp_path: Path) -> None:
     assert column(data, "age") == [70, 50, 60, 40]
     data = load("csv", path=tmp_path, convert={"crea": 0.5}, **FIELDS)
     assert column(data, "crea") == [0.5, 1, 50, 100]
+
+
+def test_who_predicts_hears_which_columns_have_another_unit_than_the_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = load("csv", path=folder(tmp_path, berlin=BERLIN, essen=ESSEN), convert={"essen": {"crea": 0.5}}, **FIELDS)
+    (told,) = data.preprocessing.units
+    assert told.startswith("crea was multiplied when the training data was read (by 0.5 at essen): the model takes")
+    predictor = Predictor(nn.Linear(4, 2), data.preprocessing.replace(shape=(4,), classes=("0", "1")), torch.float32)
+    said: list[str] = []
+    assert [*predict_file(predictor, tmp_path / "essen.csv", said.append)]
+    predict(predictor, np.float32([[1, 70, 0, 1]]))
+    assert said == [told] == caplog.messages
+    regression = {"label": "age", "task": "regression", "categorical": ["ward"], "convert": {"age": 12.0}}
+    (told,) = load("csv", path=tmp_path, **regression).preprocessing.units
+    assert told.endswith("(by 12 in all rows): predictions are in the unit that this gave.")
 
 
 def test_only_the_rows_of_one_client_are_multiplied(tmp_path: Path) -> None:

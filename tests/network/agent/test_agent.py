@@ -17,7 +17,7 @@ from fedloom.network.agent.agent import Agent
 from fedloom.network.agent.assignment_runner import AssignmentRunner
 from fedloom.network.agent.enrolment import enrol
 from fedloom.network.agent.policy import site_of
-from fedloom.network.agent.unsigned_requests import Unreachable
+from fedloom.network.agent.unsigned_requests import NEVER_REACHED, NotConnected, Unreachable
 from fedloom.network.coordinator.network_folder import (
     change_certificate,
     invite,
@@ -27,6 +27,7 @@ from fedloom.network.coordinator.network_folder import (
 )
 from fedloom.network.coordinator.serve import HttpsServer
 from fedloom.network.protocol.certificates import local_authority
+from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 from tests.network.conftest import EXPERIMENT, InProcessRun, World, audit
 
@@ -209,3 +210,19 @@ def test_an_agent_trusts_the_next_certificate_before_it_is_used_and_then_not_the
         with pytest.raises(Unreachable, match="certificate verify failed"):
             absent.send_heartbeat()
         joined("cork", url)
+
+
+def test_an_enrolled_agent_at_a_wrong_port_is_told_to_check_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.network.agent.agent.PATIENCE", 0.0)
+    known = {"url": "http://localhost:1", "authority": "", "agent": "a", "token": "t"}
+    (tmp_path / "coordinator.json").write_text(json.dumps(known))
+    Signer(tmp_path / "agent.key")
+    said: list[str] = []
+    agent = Agent(
+        site_of({"site": {"name": "kerry"}, "data": {"source": "digits"}}, tmp_path / "kerry.toml"),
+        tmp_path,
+        tell=said.append,
+    )
+    with pytest.raises(NotConnected):
+        agent.run()
+    assert [NEVER_REACHED in text for text in said] == [True]

@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fedloom as fl
+from fedloom.cli import app
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.network.agent.dry_run import dry_run, first_round
@@ -56,6 +59,7 @@ def test_it_shows_what_leaves_under_the_policy(tmp_path: Path) -> None:
     shown = lines(tmp_path, EXPERIMENT, min_examples=400, max_evaluations=70)
     assert "  client 0: 539 train, 0 validation, 0 test" in shown
     assert "Each client is measured at most 70 times in the run, on one split each." in shown
+    assert any("public key and network address, fewest clients in a sum" in line for line in shown)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +81,15 @@ def test_a_delta_that_protects_nobody_here_is_named(tmp_path: Path) -> None:
     shown = lines(tmp_path, {**EXPERIMENT, "privacy": {"example_dp": {"delta": 2e-3}}})
     assert any(
         re.match("Caution: .*δ = 0.002 protects hardly anybody.*client has 53[89] training", line) for line in shown
+    )
+
+
+@pytest.mark.parametrize(("fewest", "warned"), [(1, True), (4, False)])
+def test_sums_over_few_clients_are_named(tmp_path: Path, fewest: int, warned: bool) -> None:
+    given = {**EXPERIMENT, "cohort": {"max_examples": 600}, "privacy": SECURE}
+    shown = lines(tmp_path, given, min_cohort=fewest)
+    assert (
+        any(re.match("Caution: .*a sum may be over only 3 clients: two of the three", line) for line in shown) == warned
     )
 
 
@@ -168,3 +181,33 @@ def test_a_site_without_the_agreed_table_hears_of_it(tmp_path: Path) -> None:
     prepared = site_of({"data": {**data, "preprocessing": "agreed.json"}}, tmp_path / "kerry.toml")
     check_data(prepared)
     assert list(dry_run(prepared, file))
+
+
+@pytest.mark.parametrize("clients", [{"client": "ward"}, {"drop": ["ward"]}])
+def test_a_site_that_is_unlike_all_sites_together_has_no_caution_that_tables_have_changed(
+    tmp_path: Path, clients: dict[str, Any]
+) -> None:
+    """Neither in a dry run nor in the description of its data; another unit is still named, whatever its clients."""
+    rows = np.random.default_rng(1).normal((50, 170), (10, 8), (200, 2))
+    columns = (Column(name="age"), Column(name="height"))
+    agreed = Preprocessing(
+        columns=columns, mean=(60.0, 170.0), std=(14.0, 8.0), shape=(2,), classes=("0", "1"), label=("y",)
+    )
+    agreed.write(tmp_path / "agreed.json")
+
+    def cautions(factor: float) -> str:
+        cells = "".join(f"{age},{height * factor},w{at % 2},{at % 2}\n" for at, (age, height) in enumerate(rows))
+        (tmp_path / "rows.csv").write_text(f"age,height,ward,y\n{cells}")
+        data = {"source": "csv", "path": "rows.csv", "label": "y", "preprocessing": "agreed.json", **clients}
+        site = write_toml(tmp_path / "oslo.toml", {"site": {"name": "oslo"}, "data": data})
+        described = CliRunner().invoke(app, ["data", "describe", str(site), "--picture", str(tmp_path / "x.png")])
+        assert described.exit_code == 0, described.output
+        said = dry_run(site_of({"site": {"name": "oslo"}, "data": data}, site), None)
+        return " ".join([*said, *described.output.split()])
+
+    alike, in_metres = cautions(1.0), cautions(0.01)
+    for found in (alike, in_metres):
+        assert "sites agreed on" not in found
+        assert "gree again" not in found
+    assert "another unit" not in alike
+    assert len(re.findall(r"set convert = \{ height = \d+\.0 \} in \[data\]", in_metres)) == 2

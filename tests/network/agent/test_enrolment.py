@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from fedloom import faults
 from fedloom.errors import InputError, StoreError
-from fedloom.network.agent.enrolment import enrol, locked_state
+from fedloom.network.agent.enrolment import enrol, locked_state, until_reached
+from fedloom.network.agent.unsigned_requests import NEVER_REACHED, NotConnected, Unreachable, expecting_a_coordinator
 from fedloom.network.protocol.certificates import local_authority
 from fedloom.network.protocol.signatures import Signer
 
@@ -64,6 +66,29 @@ def test_an_agent_whose_clock_is_wrong_says_so_and_goes_on(tmp_path: Path, monke
     enrol("https://host:1", None, "kerry", tmp_path, tell=said.append)
     assert said[0].endswith("If the clock is wrong, times in the audit log are wrong too.")
     assert "and this machine's clock says 1970-01-01" in said[0]
+
+
+def test_a_wrong_port_is_told_once_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections fail three times; the coordinator that was reached in between has the right address."""
+    monkeypatch.setattr("fedloom.network.agent.enrolment.time.sleep", lambda seconds: None)
+    refused = NotConnected("The coordinator at https://host:1 cannot be reached: Connection refused.")
+    busy = Unreachable("The coordinator is busy.")
+    for errors, hints in (([refused] * 3, [True, False, False]), ([busy, refused], [False, False])):
+        left, said = [*errors], list[str]()
+
+        def attempt(left: list[Unreachable] = left) -> str:
+            if left:
+                raise left.pop(0)
+            return "done"
+
+        assert until_reached(attempt, False, said.append) == "done"
+        assert [NEVER_REACHED in text for text in said] == hints
+        assert all(text.endswith(" Trying again …") for text in said)
+
+
+def test_without_a_server_there_is_no_connection() -> None:
+    with pytest.raises(NotConnected, match="cannot be reached"), expecting_a_coordinator("https://host:1"):
+        raise httpx.ConnectError("Connection refused")
 
 
 def test_one_agent_at_a_time_uses_a_state_folder(tmp_path: Path) -> None:

@@ -107,8 +107,15 @@ def test_a_site_that_splits_again_for_every_seed_needs_a_run_that_does(
         admitted(plan, site)
 
 
-def test_an_agent_says_that_an_epsilon_of_examples_is_not_one_of_people(tmp_path: Path) -> None:
-    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "privacy": {"example_dp": {"epsilon": 4.0}}}, {})
+@pytest.mark.parametrize(
+    ("privacy", "words"),
+    [
+        ({"example_dp": {"epsilon": 4.0}}, "Caution: ε and δ are about single examples, which are rows and not"),
+        ({"secure_aggregation": {}}, "Caution: [privacy] secure_aggregation: a sum may be over only 3 clients"),
+    ],
+)
+def test_an_agent_says_what_its_protections_leave_open(tmp_path: Path, privacy: dict[str, Any], words: str) -> None:
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "privacy": privacy}, {}, max_examples=600)
     run._publish_plan()
     site, said = site_of(run.tables[0], tmp_path / "kerry.toml"), list[str]()
     load_experiment(
@@ -116,7 +123,7 @@ def test_an_agent_says_that_an_epsilon_of_examples_is_not_one_of_people(tmp_path
     )
     run.ledger.close()
     run._held.close()
-    assert any(text.startswith("Caution: ε and δ are about single examples, which are rows and not") for text in said)
+    assert any(text.startswith(words) for text in said)
 
 
 def test_data_of_another_form_is_refused(tmp_path: Path) -> None:

@@ -60,5 +60,5 @@ def test_the_status_is_shown_without_torch(world: World) -> None:
     with HttpsServer(world.pool, "127.0.0.1", 0) as server:
         command = [sys.executable, "-c", script, "status", f"http://127.0.0.1:{server.number}"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines()[0] == "agents: none; 0 client(s) awaited"
+    assert done.stdout.splitlines()[0] == "agents, by their last messages: none; 0 client(s) awaited"
     assert done.stdout.splitlines()[-1] == "False False"

@@ -19,7 +19,7 @@ from fedloom import cli, tree
 from fedloom.algorithm import Clients, Groups, Trained, Update
 from fedloom.algorithms.fedavg import FedAvg
 from fedloom.errors import Diverged, QuorumError, TrainingError
-from fedloom.experiment.progress import Lines, Silent
+from fedloom.experiment.progress import ASKED, Lines, Silent
 from fedloom.experiment.store import Store
 from fedloom.federation import engine
 from fedloom.federation.sampling import Sampling
@@ -104,9 +104,18 @@ def test_a_round_below_its_quorum_is_abandoned_and_the_next_one_counts(
             raise TrainingError("out of memory")
         return train(runner, assignment, one, write)
 
+    steps: dict[int, dict[str, float]] = {}
+
+    class Listening(Silent):
+        def step(self, cell: str, round: int, values: dict[str, float], seconds: float) -> None:
+            steps[round] = values
+
     monkeypatch.setattr(AssignmentRunner, "train", fail_in_round_one)
-    run = InProcessRun(tmp_path / "net", SMALL, {}, {}, quorum=0.5)
-    assert run.run(Silent()).status == "degraded"
+    unmeasured = {**SMALL, "evaluate": {"splits": []}}  # as with [privacy], where no metrics leave sites
+    run = InProcessRun(tmp_path / "net", unmeasured, {}, {}, quorum=0.5)
+    assert run.run(Listening()).status == "degraded"
+    assert steps[1]["abandoned"] == 1
+    assert ASKED not in steps[1]  # such a round has no values over clients, so nothing is said about how many
     assert (
         "fedavg: round 1 is abandoned, because 1 of 4 clients answered and 2 are needed. Clients that "
         "failed: 3, refused or rejected: 0. The first is '1': out of memory"

@@ -197,6 +197,25 @@ def test_agents_whose_data_differ_wait_for_others_and_the_operator_is_told(tmp_p
     run._held.close()
 
 
+@pytest.mark.parametrize("odd", ["berlin", "muenster", "oslo"])
+@pytest.mark.parametrize("lie", [{"prepared": "ab" * 32}, {"classes": tuple("abcdefghij")}])
+def test_the_agent_whose_data_differ_from_those_of_the_others_is_named(
+    tmp_path: Path, odd: str, lie: dict[str, Any]
+) -> None:
+    run = InProcessRun(tmp_path / "net", EXPERIMENT, {}, {})
+    sites = ("berlin", "muenster", "oslo")
+    for name in sites:
+        one = run.pool.mark_seen(run.ledger.enrol(_token(run), name, name.encode().hex()), name)
+        run.pool.admit(one, DIGITS.model_copy(update=lie if name == odd else {}))
+    assert run._agreeing(sites) == []
+    (said,) = {text for text in run.said if text.startswith("Waiting for agents whose data")}
+    others = ", ".join(name for name in sites if name != odd)
+    assert f"These are ready: berlin, muenster, oslo. {odd} differs from {others}. " in said
+    assert said.count("differs from") == 1
+    run.ledger.close()
+    run._held.close()
+
+
 @pytest.mark.parametrize(("hosted", "warned"), [((3, 2), True), ((3, 3), False), ((2, 1), False)])
 def test_the_operator_is_told_if_one_agent_hosts_most_clients(
     tmp_path: Path, hosted: tuple[int, int], warned: bool

@@ -101,6 +101,6 @@ def test_more_rounds_than_planned_are_refused(tmp_path: Path) -> None:
     table = PrivacyTable(dp=LOCAL, example_dp=ExampleTable(epsilon=8.0))
     AtClients(table, 2, tmp_path).charge(1, 20, fl.FedAvg())
     again = AtClients(table, 5, tmp_path)
-    assert again.charge(2, 20, fl.FedAvg()).keys() == {"example_epsilon", "local_epsilon"}
+    assert again.charge(2, 20, fl.FedAvg()).keys() >= {"example_epsilon", "local_epsilon"}
     with pytest.raises(PrivacySpent, match="is for 2 rounds"):
         again.charge(3, 20, fl.FedAvg())

@@ -54,6 +54,12 @@ def test_noise_of_each_client_counts_as_often_as_there_are_clients() -> None:
     assert "about 8 times as long as all clients' changes" in caution
 
 
+def test_nothing_is_said_of_noise_on_examples_whose_number_sites_do_not_say() -> None:
+    table, train = PrivacyTable(example_dp={"epsilon": 0.1}), fl.FedAvg().train
+    assert [*drowning.cautions(table, fl.Sampling(), ROUNDS, PARAMETERS, [0, 0, 0], train)] == []
+    assert [*drowning.cautions(table, fl.Sampling(), ROUNDS, PARAMETERS, [9, 9, 9], train)]
+
+
 def test_noise_of_examples_counts_steps() -> None:
     (caution,) = said({"example_dp": {"epsilon": 0.1}}, 4, batch_size="full")
     assert "[privacy] example_dp: noise will drown much of what is learnt." in caution
