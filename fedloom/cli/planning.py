@@ -63,8 +63,9 @@ def check(
     verbose: Show every key with its value, and the whole traceback of an error.
     """
     from fedloom.algorithms import LocalOnly, Pooled
+    from fedloom.experiment.checks import check_agreed, check_served
     from fedloom.experiment.experiment_file import NO_DATA, read_toml
-    from fedloom.experiment.plan import Plan, check_agreed, check_served
+    from fedloom.experiment.plan import Plan
     from fedloom.experiment.run_folder import holds_another
     from fedloom.files import toml_file
     from fedloom.privacy.protection import check_plan

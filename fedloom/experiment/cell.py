@@ -17,8 +17,9 @@ from fedloom.clock.in_flight import with_versions
 from fedloom.data.federation import Federation
 from fedloom.errors import FRESH, FedloomError, InputError, QuorumError, StoreError, TrainingError
 from fedloom.experiment import checkpoint
+from fedloom.experiment.checks import check_target
 from fedloom.experiment.control import PAUSED, Control
-from fedloom.experiment.plan import Plan, check_target
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import AFTER_TRAINING, ASKED, CLOCK, ON_ALL_TESTS, ON_SERVER, TOOK_PART, Progress
 from fedloom.experiment.run_folder import check_same_data, check_there, has_own_models
 from fedloom.experiment.step_cost import step_seconds

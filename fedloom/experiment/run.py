@@ -26,10 +26,11 @@ from fedloom.compression.table import NO_COMPRESSION, CompressTable
 from fedloom.data.federation import Federation
 from fedloom.errors import FRESH, UNKNOWN, FedloomError, InputError, ParameterError, nearest
 from fedloom.experiment.cell import Cell
+from fedloom.experiment.checks import check_start
 from fedloom.experiment.control import PAUSED, Control
 from fedloom.experiment.description import identity
 from fedloom.experiment.experiment_file import check_label, check_top, described_system, seed_list
-from fedloom.experiment.plan import Plan, check_start
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress, Silent
 from fedloom.experiment.run_folder import check_same_data, claimed, record_experiment, same_experiment
 from fedloom.experiment.store import Store

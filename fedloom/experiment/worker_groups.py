@@ -19,7 +19,9 @@ from fedloom.data.describe import LABELS_OF_SEED, TESTED, describe, label_counts
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError
 from fedloom.experiment import unequal_weights
-from fedloom.experiment.plan import Plan, cautions, check_start, weights_of
+from fedloom.experiment.cautions import cautions, weights_of
+from fedloom.experiment.checks import check_start
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run_folder import DATA_OF_SEED, check_same_data, preprocessing_file
 from fedloom.experiment.store import Store

@@ -107,6 +107,8 @@ def _contents(
     def shown_at_once(table: Table) -> bool:
         if title == "Result":
             return table.name == f"overview_{run.main_metric}"
+        if title == "Differences":  # all pairs, for each way to measure: long, and the first is what leads
+            return table is listed[0]
         return not any(f"_{metric}" in table.name for metric in others)
 
     listed = [table for name in table_names for table in made_tables if table.name.startswith(name)]

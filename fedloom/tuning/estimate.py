@@ -17,8 +17,10 @@ from fedloom.data.describe import describe
 from fedloom.data.federation import Federation
 from fedloom.data.split import SplitName
 from fedloom.errors import InputError, TrainingError
+from fedloom.experiment.cautions import cautions
+from fedloom.experiment.checks import check_start
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan, cautions, check_start
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.worker_groups import choose_setup, working_bytes
 from fedloom.federation.work import Report
 from fedloom.privacy.dp.accounted import Accounted, planned

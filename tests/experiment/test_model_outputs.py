@@ -9,8 +9,9 @@ import pytest
 
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
+from fedloom.experiment.checks import check_start
 from fedloom.experiment.experiment_file import parse
-from fedloom.experiment.plan import Plan, check_start
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import run_plan
 from fedloom.results.result import Result
 

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from math import nan
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from fedloom.algorithms import FedAvg, Pooled
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
 from fedloom.experiment import experiment_file
 from fedloom.experiment.experiment_file import parse
-from fedloom.experiment.plan import Plan, cautions, check_agreed, check_start, check_target
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.run import run_plan
-from fedloom.experiment.tables import EvaluateTable
-from fedloom.federation.sampling import Sampling
-from fedloom.privacy.table import ExampleTable, PrivacyTable
-from fedloom.task import Task
-from tests.conftest import Dense, federation
 
 DIGITS = {"source": "digits", "partition": {"name": "dirichlet", "clients": 4, "alpha": 1.0}}
 
@@ -210,93 +201,12 @@ def test_asynchronous_rounds_do_not_know_their_cohort_before() -> None:
     Plan.of(experiment_file.parse({**values, "evaluate": {}}))
 
 
-def check(train: dict[str, Any], task: Task | None = None, **tables: Any) -> None:
-    data = {"source": "digits", "partition": {"name": "iid", "clients": 20}, **tables.pop("data", {})}
-    plan = Plan.of(parse({"data": data, "train": train, "rounds": 3, **tables}))
-    check_start(plan if task is None else replace(plan, task=lambda seed: task))
-
-
-def normed() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
-
-
-def test_a_last_batch_of_one_example_is_refused_with_batch_normalisation() -> None:
-    check({"batch_size": 53})
-    with pytest.raises(InputError, match="has 54 training examples, so with batch_size = 53 its last batch has one"):
-        check({"batch_size": 53}, Task(normed))
-
-
-def test_patience_without_validation_examples_is_refused() -> None:
-    check({"patience": 2})
-    with pytest.raises(InputError, match="has no validation examples, which patience"):
-        check({"patience": 2}, data={"split": [0.8, 0.0, 0.2]})
-
-
-def test_a_client_without_training_examples_is_refused_if_it_is_ever_drawn() -> None:
-    data, one_of_ten = federation([0] + [20] * 9), Sampling(count=1)
-    task = Task(Dense)
-    plan = replace(Plan.of(parse({"rounds": 3})), federation=lambda seed: data, task=lambda seed: task)
-    with pytest.raises(InputError, match="Client 'client-0' has no training examples"):
-        check_start(plan)
-    meets = {seed: any(0 in one_of_ten.draw(10, round, seed) for round in (1, 2, 3)) for seed in range(1, 20)}
-    assert {*meets.values()} == {True, False}
-    for seed, drawn in meets.items():
-        with pytest.raises(InputError, match="has no training examples") if drawn else nullcontext():
-            check_start(replace(plan, cohort=one_of_ten, seeds=(seed,)))
-
-
-def test_a_target_must_name_a_known_metric_if_the_run_stops_there() -> None:
-    check_target(EvaluateTable(target={"accuracy": 0.9}, stop="target"), Task(Dense))
-    with pytest.raises(InputError, match=r"target must be about one of loss, accuracy\. Got 'acc' instead"):
-        check_target(EvaluateTable(target={"acc": 0.9}), Task(Dense))
-    with pytest.raises(InputError, match=r"accuracy is always between 0 and 1\. Got 90 instead"):
-        check_target(EvaluateTable(target={"accuracy": 90}), Task(Dense))
-    check_target(EvaluateTable(target={"loss": 90}), Task(Dense))
-
-
 def test_without_data_a_model_has_as_many_inputs_as_the_sites_agreed_on_features(tmp_path: Path) -> None:
     columns = (Column(name="age"), Column(name="ward", categories=("a", "b")))
     Preprocessing(columns=columns, shape=(3,), mean=(1, 0, 0), std=(1, 1, 1)).write(tmp_path / "agreed.json")
     values = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "logistic"}}
     made = Plan.of(parse(values, tmp_path))
     assert made.task(1).form["out.weight"][0] == (2, 3)
-
-
-def test_a_delta_that_protects_nobody_is_named() -> None:
-    weak = replace(plan(), privacy=PrivacyTable(example_dp=ExampleTable(delta=0.4)))
-    (said,) = cautions(weak, Task(Dense), federation((6, 9)))
-    assert "the smallest client has 3 training examples" in said
-
-
-def test_a_headline_over_more_rounds_than_there_are_is_named() -> None:
-    made, task, data = plan(), Task(Dense), federation((6, 6))
-    few = cautions(replace(made, evaluate=EvaluateTable(headline="last:50", every=2)), task, data)
-    assert few == ['[evaluate] headline = "last:50", but only 3 rounds are measured: it is the mean of all of them.']
-    assert cautions(replace(made, evaluate=EvaluateTable(headline="last:3")), task, data) == []
-    none = cautions(replace(made, rounds=0), task, data)
-    assert none == ["rounds = 0: nothing is trained, and the model is only evaluated as it is given."]
-
-
-class Ignores(FedAvg):
-    """Has a setting that nothing reads."""
-
-    mu: float = 0.1
-
-
-def test_a_setting_that_was_given_and_has_no_effect_is_named() -> None:
-    algorithms = {"usual": Ignores(lr=0.1), "mine": Ignores(lr=0.1, mu=0.5)}
-    said = cautions(replace(plan(), algorithms=algorithms), Task(Dense), federation((6, 6)))
-    assert said == ["mine: The setting mu of Ignores has no effect: no method that runs reads self.mu."]
-
-
-def test_batches_of_which_no_client_has_one_are_named_if_short_ones_are_to_be_dropped() -> None:
-    data = federation((20, 30))
-    largest = int(data.sizes("train").max())
-    sizes = {"one": largest + 1, "two": largest + 1, "fits": largest, "all": "full"}
-    algorithms = {label: FedAvg(batch_size=size, drop_last=True) for label, size in sizes.items()}
-    algorithms["keeps"] = FedAvg(batch_size=largest + 1)
-    (said,) = cautions(replace(plan(), algorithms=algorithms), Task(Dense), data)
-    assert said.startswith(f"one, two: drop_last = true drops nothing: the largest client has {largest} training")
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("regression", "mae"), ("classification", "accuracy")])
@@ -317,55 +227,3 @@ def test_with_a_loss_of_your_own_a_file_measures_what_fits_the_labels(tmp_path: 
     result = run_plan(Plan.of(experiment), tmp_path / "out")
     assert tuple(result.metrics) == (metric,)
     assert f"test_{metric}" in result.runs[0].final
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        ({"classes": 3}, ""),
-        ({"classes": 4}, r"gives 4 outputs per example, .* args = \{ classes = 3 \}"),
-        ({}, ""),  # an output for each class that sites agreed on
-        ({"classes": 2}, r"args = \{ classes = 3 \}"),
-        ({"classes": 3, "features": 4}, "The model mlp does not take the data"),
-    ],
-)
-def test_a_model_must_fit_the_table_that_sites_agreed_on(tmp_path: Path, args: dict[str, int], said: str) -> None:
-    columns = (Column(name="age"), Column(name="ward", categories=("general", "icu")))
-    agreed = Preprocessing(columns=columns, mean=(50.0, 0.5, 0.5), std=(15.0, 0.5, 0.5), shape=(3,))
-    agreed.replace(classes=("0", "1", "2"), label=("outcome",)).write(tmp_path / "agreed.json")
-    values = {"data": {"preprocessing": "agreed.json"}, "task": {"model": "mlp", "args": args}}
-    plan = Plan.of(experiment_file.parse({**values, "algorithm": {"fedavg": {}}}, tmp_path), served=True)
-    with pytest.raises(InputError, match=said) if said else nullcontext():
-        check_agreed(plan)
-
-
-def test_a_metric_of_the_second_class_is_cautioned_about_if_it_is_the_frequent_one() -> None:
-    rare = replace(federation((20, 20)), y=(torch.arange(40) % 4 == 0).long(), classes=("died", "survived"))
-    frequent = replace(rare, y=1 - rare.y)
-    task = Task(Dense, metrics=["auroc", "f1", "recall"])
-    assert cautions(plan(), task, rare) == []
-    (said,) = cautions(plan(), task, frequent)
-    assert said == (
-        "f1, recall: the class that counts is the second by name, survived, which 75 % of examples have. f1_of_0 is "
-        "about died."
-    )
-
-
-def test_one_client_has_nobody_to_learn_from() -> None:
-    task = Task(Dense)
-    (said,) = cautions(plan(), task, federation((20,)))
-    assert said.startswith("There is one client, so nothing is federated")
-    assert cautions(plan(), task, federation((20, 20))) == []
-    alone = replace(plan(), algorithms={"pooled": Pooled()})
-    assert cautions(alone, task, federation((20,))) == []
-
-
-def test_a_metric_of_your_own_that_does_not_say_what_is_better_is_cautioned_about() -> None:
-    def inv(outputs: np.ndarray, labels: np.ndarray) -> float:
-        return float(1 - (outputs.argmax(1) == labels).mean())
-
-    (said,) = cautions(plan(), Task(Dense, metrics=["accuracy", inv]), federation((20, 20)))
-    assert "metric inv: taken as better when higher. Set inv.higher_is_better = False" in said
-    for better in (True, False):
-        inv.higher_is_better = better  # type: ignore[attr-defined]
-        assert cautions(plan(), Task(Dense, metrics=["accuracy", inv]), federation((20, 20))) == []

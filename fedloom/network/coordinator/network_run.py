@@ -17,8 +17,9 @@ from fedloom.backends.protocol import Backend
 from fedloom.data.federation import Federation
 from fedloom.errors import InputError, QuorumError
 from fedloom.experiment import checkpoint
+from fedloom.experiment.checks import check_agreed, check_served, check_target
 from fedloom.experiment.experiment_file import Experiment
-from fedloom.experiment.plan import Plan, check_agreed, check_served, check_target
+from fedloom.experiment.plan import Plan
 from fedloom.experiment.progress import Progress
 from fedloom.experiment.run import run_plan
 from fedloom.federation.sampling import widened
