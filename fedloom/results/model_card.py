@@ -12,7 +12,7 @@ from fedloom import __version__
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
-from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, TITLES, Comparison, comparisons
+from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, Comparison, comparisons, measured_on
 from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
@@ -101,7 +101,7 @@ def _exported(result: Result, run: RunData) -> Iterator[Sequence[str]]:
             if any(numbers):
                 drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
                 whose = " (of each client's own model)" if key != "server_test" and cell.algorithm in own else ""
-                yield f"{cell.algorithm}, seed {cell.seed}", TITLES[key] + drawn + whose, *numbers
+                yield f"{cell.algorithm}, seed {cell.seed}", measured_on(run, key) + drawn + whose, *numbers
 
 
 def _with_own_models(result: Result) -> set[str]:

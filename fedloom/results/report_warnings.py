@@ -42,7 +42,7 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, no_better_than_guessing),
         *(partial(in_words, whole=run), another_leads_by_examples, _same_weights, _overfitting, easy_own_tests),
-        *(left_behind, _imitations),
+        *(left_behind, _imitations, _loss_of_batches),
         *(_chosen_on_test, about_seeds, small_tests, misses_most, undefined, _incomparable, _withheld),
         *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
@@ -61,6 +61,12 @@ def on_screen(run: RunData) -> list[str]:
     """The cautions below a run's table in a terminal."""
     checks = (no_better_than_guessing, about_numbers, another_leads_by_examples, easy_own_tests, misses_most)
     return [caution for check in checks for caution in check(run)]
+
+
+def _loss_of_batches(run: RunData) -> Iterator[str]:
+    """A loss that is no mean over examples, such as one with weights of classes: its number depends on the batches."""
+    if (run.facts.get("setup") or {}).get("loss_is_mean") is False:
+        yield say("caution", "loss_of_batches")
 
 
 def _unfinished(run: RunData) -> Iterator[str]:

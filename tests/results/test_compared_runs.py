@@ -163,7 +163,7 @@ def test_runs_with_other_clients_are_compared_by_global_models_on_the_same_test(
     with_other_clients(other, test="the same")
     both = combine([even, other])
     (overview,) = (table for table in tables.overview(both) if table.name == "overview_accuracy")
-    assert overview.columns == ("algorithm", "global model, server's test data")
+    assert overview.columns == ("algorithm", "global model, all clients' tests")
     assert [row[0] for row in overview.rows] == ["fedavg (even)", "pooled (even)", "fedavg (other)", "pooled (other)"]
     assert "own tests are left out" in next(cautions(both))
     assert not len(both.client_values("fedavg (even)", 1, "final", "accuracy"))

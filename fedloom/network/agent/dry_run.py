@@ -31,7 +31,7 @@ from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import doubts, of_people
+from fedloom.privacy.words import doubts, of_people, scaled_by_examples
 from fedloom.task import Task
 from fedloom.training.probe import probe
 
@@ -60,6 +60,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     several = of_people(parsed.privacy, site.data.get("group"), federation.largest_group)
     for doubt in (
         *doubts(parsed.privacy, examples=fewest, at_least=policy.min_cohort),
+        *scaled_by_examples(parsed.privacy, federation.scaled_by),
         *several,
         *suspicions(federation, at_site=True),
     ):

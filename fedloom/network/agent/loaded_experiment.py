@@ -33,7 +33,7 @@ from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.privacy.protection import check_plan
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import doubts, of_people
+from fedloom.privacy.words import doubts, of_people, scaled_by_examples
 from fedloom.results.safe_text import plain
 from fedloom.task import Task
 from fedloom.training.probe import probe
@@ -224,6 +224,7 @@ def load_experiment(
     several = of_people(plan.privacy, site.data.get("group"), federation.largest_group)
     for doubt in (
         *doubts(plan.privacy, examples=fewest, at_least=site.policy.min_cohort),
+        *scaled_by_examples(plan.privacy, federation.scaled_by),
         *several,
         *suspicions(federation, at_site=True),
     ):
