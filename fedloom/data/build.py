@@ -15,12 +15,11 @@ from fedloom import keys
 from fedloom.data import partition as partitions
 from fedloom.data.categories import with_doubts
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.normalize import between, normalized, scaled_target
+from fedloom.data.normalize import between, check_normalize, normalized, scaled_target
 from fedloom.data.preprocessing import Preprocessing, numbers_first
 from fedloom.data.split import SPLITS, Split
 from fedloom.errors import InputError, nearest
 
-NORMALIZE = ("none", "client", "federated")
 VALIDATION, TEST = SPLITS.index("validation"), SPLITS.index("test")
 Rows = NDArray[np.int64]
 ROWS = 8192  # examples checked at a time, so that checks need little memory besides the data
@@ -46,12 +45,8 @@ def federate(
     >>> federate(Dataset(torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=("a", "b")), clients=3)
     Federation(3 clients, 6 examples of 2 features, 2 classes)
     """
+    check_normalize(normalize)
     bounds = normalize if isinstance(normalize, Mapping) else None
-    if bounds is None and normalize not in NORMALIZE:
-        raise InputError(
-            f"The 'normalize' of the data must be {', '.join(NORMALIZE)}, or bounds of features such as "
-            f"{{ age = [0, 100] }}. Got {normalize!r} instead.{nearest(str(normalize), NORMALIZE)}"
-        )
     if dataset.missing and normalize == "none":
         raise InputError(
             "This data has missing values, which normalisation fills with means: set normalize = "

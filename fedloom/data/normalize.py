@@ -17,6 +17,7 @@ from fedloom.data.federation import Federation
 from fedloom.data.preprocessing import MOST_STATISTICS, Numbers, Preprocessing
 from fedloom.errors import InputError, nearest
 
+NORMALIZE = ("none", "client", "federated")
 EVERYBODY = "all clients'"  # training examples
 ROWS = 512  # examples converted to float64 at a time: this fits the CPU's cache and is ten times as fast as 8192
 
@@ -141,19 +142,16 @@ def normalized(
     return replace(federation, x=result, scale=1.0, preprocessing=fitted, scaled_by=whose)
 
 
-def between(bounds: Mapping[str, Sequence[float]], federation: Federation) -> Preprocessing:
-    """Return what scales features from their bounds to −1 and 1, whatever the examples are.
-
-    Other features stay as they are. A missing value becomes the middle of its bounds, or else 0.
-    """
-    names = federation.features
-    if not names:
-        raise InputError("[data] normalize has bounds of named features, and the features of this data have no names.")
-    middle, half = torch.zeros(len(names), dtype=torch.float64), torch.ones(len(names), dtype=torch.float64)
-    for name, limits in bounds.items():
-        if name not in names:
-            known = f"Known: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
-            raise InputError(f"[data] normalize: there is no feature '{name}'. {known}{nearest(name, names)}")
+def check_normalize(value: object) -> None:
+    """Raise `InputError` unless features can be normalised like this: by a known name, or by bounds of features."""
+    if not isinstance(value, Mapping) or not value:
+        if value not in NORMALIZE:
+            raise InputError(
+                "[data] normalize must be 'none', 'client' or 'federated', or bounds of features such as "
+                f"{{ age = [0, 100] }}. Got {value!r} instead.{nearest(str(value), NORMALIZE)}"
+            )
+        return
+    for name, limits in value.items():
         try:
             low, high = (float(limit) for limit in limits)
         except (TypeError, ValueError):
@@ -163,6 +161,21 @@ def between(bounds: Mapping[str, Sequence[float]], federation: Federation) -> Pr
                 f"[data] normalize: the bounds of {name} must be two numbers, the lower one first, such as [0, 100]. "
                 f"Got {limits!r} instead."
             )
+
+
+def between(bounds: Mapping[str, Sequence[float]], federation: Federation) -> Preprocessing:
+    """Return what scales features from their bounds to −1 and 1, whatever the examples are.
+
+    Other features stay as they are. A missing value becomes the middle of its bounds, or else 0.
+    """
+    names = federation.features
+    if not names:
+        raise InputError("[data] normalize has bounds of named features, and the features of this data have no names.")
+    middle, half = torch.zeros(len(names), dtype=torch.float64), torch.ones(len(names), dtype=torch.float64)
+    for name, (low, high) in bounds.items():
+        if name not in names:
+            known = f"Known: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
+            raise InputError(f"[data] normalize: there is no feature '{name}'. {known}{nearest(name, names)}")
         middle[names.index(name)], half[names.index(name)] = (low + high) / 2, (high - low) / 2
     fitted: Preprocessing = federation.preprocessing.replace(mean=tuple(middle.tolist()), std=tuple(half.tolist()))
     return fitted

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import Field, Strict, field_validator, model_validator
 
+from fedloom.data.normalize import check_normalize
 from fedloom.data.split import Split
 from fedloom.errors import InputError
 from fedloom.federation.engine import Evaluation
@@ -62,6 +63,12 @@ class DataTable(Record):
                 f'"{given["preprocessing"]}" has the means and deviations that all sites use. Leave normalize out.'
             )
         return {"normalize": "federated", **given}
+
+    @field_validator("normalize", mode="before")
+    @classmethod
+    def _bounds(cls, value: Any) -> Any:
+        check_normalize(value)
+        return value
 
     @field_validator("split", mode="before")
     @classmethod

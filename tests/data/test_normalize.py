@@ -117,7 +117,7 @@ def test_client_statistics_say_nothing_about_server_data() -> None:
 
 def test_unknown_normalisation() -> None:
     with pytest.raises(
-        InputError, match=r"none, client, federated, or bounds .*Got 'federate' instead\. Did you mean 'federated'"
+        InputError, match=r"'client' or 'federated', or bounds .*Got 'federate' instead\. Did you mean 'federated'"
     ):
         federate(numbered(), clients=2, normalize="federate")
 
