@@ -203,6 +203,11 @@ def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[
             "ε is about training. A client's own examples decide how its data is scaled, so one example changes the "
             "features of the others: ε does not cover this."
         )
+    if isinstance(given.get("categorical"), (list, tuple)) and not agreed and table.example_dp is not None:
+        yield (
+            "ε does not cover which categories occur: the model has a feature for each that any example has. A table "
+            "in [data] categorical lists those that there may be."
+        )
     if given.get("group") or at_sites:
         yield from of_people(table, given.get("group"))
 

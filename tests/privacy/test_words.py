@@ -98,6 +98,14 @@ def test_what_scales_the_data_is_outside_of_epsilon(data: dict[str, object]) -> 
     assert [*outside(PrivacyTable(), data)] == []
 
 
+def test_categories_that_examples_bring_are_outside_of_epsilon() -> None:
+    private = PrivacyTable(example_dp=ExampleTable(epsilon=8.0))
+    (said,) = outside(private, {"categorical": ["ward"]})
+    assert said.startswith("ε does not cover which categories occur")
+    assert [*outside(private, {"categorical": {"ward": ["a", "b"]}})] == []
+    assert [*outside(PrivacyTable(dp=DpTable(epsilon=2.0)), {"categorical": ["ward"]})] == []
+
+
 @pytest.mark.parametrize("data", [{"normalize": "federated"}, {"categorical": ["ward"]}])
 def test_what_prepares_the_data_is_outside_of_masks(data: dict[str, object]) -> None:
     table = PrivacyTable(secure_aggregation=SecureTable())

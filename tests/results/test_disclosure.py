@@ -174,14 +174,14 @@ def test_on_a_network_what_scales_the_data_is_what_happened(run: RunData, agreed
     assert "the sum of their squares" not in found
     assert "The sums that scale the data" not in found
     assert ("A site's summary for `fedloom data agree` gives means and variances" in found) == bool(agreed)
-    assert ("ε does not cover them" in found) == bool(agreed)
+    assert ("ε does not cover this" in found) == bool(agreed)
 
 
 def test_what_scales_the_data_is_outside_of_epsilon(run: RunData) -> None:
     noisy = with_privacy(run, example_dp={"epsilon": 8.0})
     scaled = {**noisy.description, "data": {"normalize": "federated"}}
     found = what_left(replace(noisy, facts={**noisy.facts, "description": scaled}))
-    assert sum(sentence.endswith("ε does not cover them.") for sentence in found) == 1
+    assert sum(sentence.endswith("ε does not cover this.") for sentence in found) == 1
 
 
 def test_on_a_network_an_example_is_called_a_row_and_not_a_person(run: RunData) -> None:
