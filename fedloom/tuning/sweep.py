@@ -356,7 +356,8 @@ def _on_validation(experiment: Experiment) -> Experiment:
     at_server = isinstance(held, Mapping) and "validation" in held
     if as_split(experiment.data.split).validation == 0 and not at_server:
         raise InputError(
-            "A sweep ranks by validation data, and there is none: [data] split gives the validation split a share of 0."
+            "A sweep ranks by validation data, and there is none: [data] split gives the validation split a share of "
+            "0. Set shares for training, validation and test there, such as split = [0.6, 0.2, 0.2]."
         )
     only = {"splits": ("validation",), "universal": False, "server": ("validation",), "headline": "final"}
     return experiment.replace(evaluate=experiment.evaluate.replace(**only))  # type: ignore[no-any-return]
