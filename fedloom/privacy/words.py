@@ -80,7 +80,8 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
     secure, dp, example = table.secure_aggregation, table.dp, table.example_dp
     if secure is not None:
         fewest = secure.min_clients
-        yield f"Secure aggregation: the server sees sums over at least {fewest} clients, and no single update."
+        sees = f"the server sees sums over at least {fewest} clients, and no single update"
+        yield f"Secure aggregation: on a network, {sees}."
         if cohort is not None:
             needed = secure.needed(cohort)
             lost = max(cohort - needed, 0)

@@ -21,7 +21,7 @@ from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import doubts
 from fedloom.results import headline, wide_intervals
 from fedloom.results.badly_served import in_words
-from fedloom.results.clients_of_seeds import about_data, small_tests, training_sizes, undefined
+from fedloom.results.clients_of_seeds import about_data, coarse_calibration, small_tests, training_sizes, undefined
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Floats
@@ -42,8 +42,8 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, no_better_than_guessing),
         *(partial(in_words, whole=run), another_leads_by_examples, _same_weights, _overfitting, easy_own_tests),
-        *(left_behind, _imitations, _loss_of_batches),
-        *(_chosen_on_test, about_seeds, small_tests, misses_most, undefined, _incomparable, _withheld),
+        *(left_behind, _imitations, _loss_of_batches, _chosen_on_test, about_seeds, small_tests),
+        *(coarse_calibration, misses_most, undefined, _incomparable, _withheld),
         *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
     about = run if labels is None else run.of_algorithms(labels)

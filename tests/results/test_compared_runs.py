@@ -313,6 +313,18 @@ def test_cautions_about_the_numbers_of_compared_algorithms_are_repeated(comparis
     assert few.startswith("fedavg (other) may")  # the others are not compared
 
 
+def test_every_caution_about_numbers_names_the_run_of_each_algorithm(
+    comparison: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedloom.results.badly_served.MOST_ALGORITHMS", 0)
+    monkeypatch.setattr("fedloom.results.badly_served.badly_served", lambda run: {label: [] for label in run.labels})
+    found = [text for text in cautions(combine([comparison, other])) if "badly, too" in text]
+    assert found == [
+        f"fedavg ({name}), local ({name}), pooled ({name}) serve some clients badly, too: see the table of clients."
+        for name in ("small", "other")
+    ]
+
+
 def test_few_seeds_in_common_are_cautioned(comparison: Path, other: Path) -> None:
     for folder, seed in ((comparison, 1), (other, 2)):
         copied = Path(shutil.copytree(folder, other.parent / f"without-{seed}"))

@@ -172,8 +172,13 @@ def test_json_names_the_headline_only_if_it_differs_from_the_end() -> None:
 def test_a_folder_without_a_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"is not a run folder: there is no run\.db in it"):
         Result.read(tmp_path)
-    with pytest.raises(StoreError, match="nothing is not a run folder: there is no such folder"):
+    advice = "Check its name, or start the run first: .* If you just did, wait for its first lines"
+    with pytest.raises(StoreError, match=f"nothing is not a run folder: there is no such folder. {advice}.$"):
         Result.read(tmp_path / "nothing")
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "run.db").touch()
+    with pytest.raises(StoreError, match="Did you mean 'live'"):
+        Result.read(tmp_path / "lvie")
 
 
 def test_a_run_whose_process_is_gone_is_interrupted(comparison: Path, tmp_path: Path) -> None:
