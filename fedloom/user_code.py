@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 import dis
 import hashlib
@@ -289,10 +290,15 @@ def _functions(*groups: Iterable[Any]) -> list[FunctionType]:
 
 @lru_cache(4096)
 def _names_in(code: CodeType) -> frozenset[str]:
-    """Return the names that some code reads, also inside its functions; the body of a class only stores them."""
+    """Return the names that some code reads, also inside its functions, but for Python's own, such as `map`.
+
+    The body of a class only stores its names.
+    """
     inner = (_names_in(part) for part in code.co_consts if isinstance(part, CodeType))
-    read = frozenset(str(one.argval) for one in dis.get_instructions(code) if one.opname.startswith("LOAD_"))
-    return read.union(*inner)
+    loads = (one for one in dis.get_instructions(code) if one.opname.startswith("LOAD_"))
+    read = ((one.opname, str(one.argval)) for one in loads)
+    named = (name for how, name in read if how not in ("LOAD_GLOBAL", "LOAD_NAME") or not hasattr(builtins, name))
+    return frozenset(named).union(*inner)
 
 
 def is_own(file: str) -> bool:

@@ -363,9 +363,15 @@ class Unrelated:
         cohort.reduce(None, {})
 
 
+class WithBuiltins:
+    def round(self, cohort: Any) -> list[int]:
+        return list(map(int, "12"))
+
+
 def test_what_a_class_calls_is_found_in_its_methods_and_in_functions_of_its_module() -> None:
     assert user_code.calls(Delegating, "exchange")
     assert not user_code.calls(Unrelated, "exchange")
+    assert not user_code.calls(WithBuiltins, "map")  # Python's own is no verb of a cohort
 
 
 def test_only_peers_exchange_models() -> None:
