@@ -26,8 +26,8 @@ def cautions(plan: Plan, task: Task, federation: Federation, seed: int | None = 
         found += [f"{label}: {said}" for said in _without_effect(algorithm)]
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
-    least, cohort = int(federation.sizes("train").min()), plan.cohort.steady_size(federation.clients)
-    weak = doubts(plan.privacy, federation.clients, least, where, cohort)
+    least = min(filter(None, federation.sizes("train").tolist()), default=None)  # a secure sum hides them
+    weak = doubts(plan.privacy, federation.clients, least, where, plan.cohort.steady_size(federation.clients))
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist(), where)
     short, positive = _without_short_batches(plan, federation, where), _about_frequent_class(task, federation)
     read = environment_reads.cautions(plan.code_files().values())
