@@ -118,6 +118,11 @@ class RunData:
         return self.is_network and "secure_aggregation" in (self.description.get("privacy") or {})
 
     @property
+    def server_tests(self) -> int:
+        """How many test examples the server itself holds; 0 if it has none, or if that is not known."""
+        return int((self.facts.get("server") or {}).get("test", 0))
+
+    @property
     def wanted_metrics(self) -> list[str]:
         """The metrics as the experiment names them, or as they were chosen."""
         return _wanted_metrics(self.description) or [name for name in self.metrics if name != "loss"]
