@@ -137,10 +137,12 @@ def explain(record: type[BaseModel], error: ValidationError) -> InputError:
         meaning = record.model_fields[str(place[0])].description or ""
         return ParameterError(record.__name__, name, "is needed", f" {' '.join(meaning.split())}".rstrip())
     # a field of several types has an error for each type: name them all
-    alternatives = [_problem(detail) for detail in details if detail["loc"][0] == first["loc"][0]]
+    same = [detail for detail in details if detail["loc"][0] == first["loc"][0]]
+    alternatives = [_problem(detail) for detail in same]
     problems = list(dict.fromkeys(problem.removeprefix("must be ") for problem, _ in alternatives))
     start = "must be " if alternatives[0][0].startswith("must be ") else ""
-    return ParameterError(record.__name__, name, start + " or ".join(problems), alternatives[-1][1])
+    advice = alternatives[-1][1] + next(filter(None, map(_unquoted, same)), "")
+    return ParameterError(record.__name__, name, start + " or ".join(problems), advice)
 
 
 _BOUNDS = {
@@ -161,6 +163,24 @@ _EXPECTED = {  # what a field must be → pydantic's names of the errors that sa
     "a longer list": "too_short",
 }
 _KINDS = {kind: expected for expected, kinds in _EXPECTED.items() for kind in kinds.split()}
+
+
+# what a value in quotes looks like that would be right without them, by what a field must be
+_IN_QUOTES = {
+    "a whole number": r"[+-]?\d+",
+    "a number": r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?",
+    "true or false": "true|false",
+    "a list": r"\[.*\]",
+    "a table": r"\{.*\}",
+}
+
+
+def _unquoted(detail: ErrorDetails) -> str:
+    """Return a hint if a text would be right without quotes."""
+    given, looks = detail["input"], _IN_QUOTES.get(_KINDS.get(detail["type"], ""))
+    if looks and isinstance(given, str) and re.fullmatch(looks, given.strip(), re.IGNORECASE | re.DOTALL):
+        return f" Write {given.strip()} without quotes."
+    return ""
 
 
 def _problem(detail: ErrorDetails) -> tuple[str, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom import metrics
+from fedloom.score_metrics import calibration_error
 
 DRAW = np.random.default_rng(3)
 TWO = torch.from_numpy(DRAW.integers(0, 2, 60))
@@ -141,6 +142,18 @@ def test_specificity_at_a_sensitivity_takes_the_best_threshold() -> None:
     assert measure("specificity_at_66", scores, truth) == pytest.approx(2 / 3)
     assert measure("specificity_at_67", scores, truth) == pytest.approx(1 / 3)
     assert measure("specificity_at_33", scores, truth) == 1.0
+
+
+def test_few_examples_make_the_calibration_error_of_a_perfectly_calibrated_model_large() -> None:
+    """The numbers of docs/how-to/metrics.md, from which a caution's threshold follows."""
+    draws = np.random.default_rng(0)
+    for examples, expected in {11: 0.24, 100: 0.09, 150: 0.07, 1500: 0.02}.items():
+        found = []
+        for _ in range(500):
+            confidence = draws.uniform(0.5, 1, examples)
+            said, right = np.zeros(examples), draws.random(examples) < confidence
+            found.append(calibration_error(np.stack([confidence, said], 1), np.where(right, 0.0, 1.0)))
+        assert np.mean(found) == pytest.approx(expected, abs=0.006)
 
 
 def test_calibration_error_is_the_distance_of_confidence_and_accuracy() -> None:

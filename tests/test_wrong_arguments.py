@@ -81,7 +81,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 def test_a_result_names_what_it_does_not_have(result: Any, tmp_path: Path) -> None:
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: result.has_global_model("ditto"), r"There is no run of ditto. Known: fedavg \(seed 1\)"),
+        (lambda: result.has_global_model("ditto"), r"There is no run of ditto. Known: fedavg; seed 1\.$"),
+        (lambda: result.cell("fedavgg"), r"Known: fedavg; seed 1\. Did you mean 'fedavg'"),
         (lambda: result.cell(3), "There is no run of 3"),
         (lambda: result.model(["fedavg"]), r"There is no run of \['fedavg'\]"),
         (lambda: result.weights("fedavg", "1"), "with seed '1'"),

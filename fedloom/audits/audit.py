@@ -151,6 +151,6 @@ def _reconstruction(experiment: Experiment, plan: Plan, folder: Path, tell: Tell
 
 def _poisoning(experiment: Experiment, plan: Plan, folder: Path, tell: Tell) -> Any:
     dataset = experiment.source.load(experiment.base)
-    normalize = "none" if experiment.data.normalize == "none" else "federated"
+    normalize = "federated" if experiment.data.normalize == "client" else experiment.data.normalize
     task = plan.task(plan.seeds[0])
     return asdict(poison(dataset, task, experiment.train, plan.rounds, normalize, tell))

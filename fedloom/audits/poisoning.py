@@ -6,7 +6,7 @@ the honest clients and from those that the attackers would send if they were hon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,7 +116,7 @@ def poison(
     task: Task,
     train: Training,
     rounds: int,
-    normalize: str = "none",
+    normalize: str | Mapping[str, Sequence[float]] = "none",
     tell: Callable[[int, int], object] = lambda done, runs: None,
 ) -> Poisoning:
     """Train with every rule under every attack, and measure the models on data that no client has."""

@@ -117,10 +117,11 @@ def join(
     from fedloom.network.agent.policy import load_site
 
     described = load_site(site)
+    folder = state or site.resolve().with_name(f"{site.stem}-state")
     if dry_run:
         from fedloom.network.agent.dry_run import dry_run as dry_run_lines
 
-        for line in dry_run_lines(described, experiment):
+        for line in dry_run_lines(described, experiment, folder):
             print(line)
         return
     from fedloom.network.agent.enrolment import enrol, locked_state, registered, until_reached
@@ -131,7 +132,6 @@ def join(
     if while_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     given = _token(token_file, token)
-    folder = state or site.resolve().with_name(f"{site.stem}-state")
     with locked_state(folder):
         if given is not None and given.digest != registered(folder).get("token"):
             check_data(described)

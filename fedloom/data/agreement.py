@@ -22,8 +22,11 @@ from fedloom.data.class_names import labels_spelt_differently
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.normalize import moments
 from fedloom.data.plausibility import Moment, units_of_sites
-from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first
+from fedloom.data.preprocessing import Column, JsonFile, Numbers, Preprocessing, numbers_first, shown_marks
 from fedloom.errors import InputError, nearest, respelt
+from fedloom.files import toml_text
+
+MARKS = "rule for missing values"
 
 
 class Summary(JsonFile):
@@ -90,10 +93,11 @@ def agree(summaries: Mapping[str, Summary]) -> Preprocessing:
             ("columns", sorted(_kinds(one, two)), sorted(_kinds(two, one))),
             ("label", one.label, two.label),
             ("kind of label", bool(one.classes), bool(two.classes)),
-            ("rule for missing values", repr(sorted(one.marks.items())), repr(sorted(two.marks.items()))),
+            (MARKS, shown_marks(one.marks), shown_marks(two.marks)),
         ):
             if ours != theirs:
                 advice = _advice(one, two) if what == "columns" else ""
+                advice = _advice_on_marks(summaries.values()) if what == MARKS else advice
                 apart = _difference(ours, theirs, name, other)
                 raise InputError(f"{name} and {other} differ in the {what}: {apart}.{advice}")
     names = list(dict.fromkeys(column.name for summary in summaries.values() for column in summary.columns))
@@ -239,6 +243,18 @@ def _advice(one: Summary, two: Summary) -> str:
     return (
         f" Where a table lacks a column, set optional = {names} and fill, and it counts as empty there; or leave it "
         f"out at all sites: drop = {names}. Then agree again: `fedloom data summarize`, `fedloom data agree`."
+    )
+
+
+def _advice_on_marks(summaries: Iterable[Summary]) -> str:
+    """Say what each site should write about missing values: what any of them does."""
+    every = {mark: value for one in reversed([*summaries]) for mark, value in one.marks.items()}
+    empty = every.pop("", None)
+    keys = [] if empty is None else ['fill = "mean"' if math.isnan(empty) else f"fill = {empty:g}"]
+    keys += [f"missing = {toml_text(every)}"] if every else []
+    return (
+        f" Write the same in [data] at every site, also where no cell has such a mark: {' and '.join(keys)}. Then "
+        "agree again: `fedloom data summarize`, `fedloom data agree`."
     )
 
 

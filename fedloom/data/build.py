@@ -15,12 +15,11 @@ from fedloom import keys
 from fedloom.data import partition as partitions
 from fedloom.data.categories import with_doubts
 from fedloom.data.federation import Dataset, Federation
-from fedloom.data.normalize import normalized, scaled_target
+from fedloom.data.normalize import between, check_normalize, normalized, scaled_target
 from fedloom.data.preprocessing import Preprocessing, numbers_first
 from fedloom.data.split import SPLITS, Split
 from fedloom.errors import InputError, nearest
 
-NORMALIZE = ("none", "client", "federated")
 VALIDATION, TEST = SPLITS.index("validation"), SPLITS.index("test")
 Rows = NDArray[np.int64]
 ROWS = 8192  # examples checked at a time, so that checks need little memory besides the data
@@ -33,7 +32,7 @@ def federate(
     clients: int | None = None,
     split: Split | Sequence[float] | None = None,
     seed: int = 0,
-    normalize: str = "none",
+    normalize: str | Mapping[str, Sequence[float]] = "none",
     scale_target: bool | None = False,
     server: str | float | Mapping[str, Any] | None = None,
     agreed: Preprocessing | None = None,
@@ -46,15 +45,13 @@ def federate(
     >>> federate(Dataset(torch.zeros(6, 2), torch.tensor([0, 1, 0, 1, 0, 1]), classes=("a", "b")), clients=3)
     Federation(3 clients, 6 examples of 2 features, 2 classes)
     """
-    if normalize not in NORMALIZE:
-        raise InputError(
-            f"The 'normalize' of the data must be {', '.join(NORMALIZE)}. Got {normalize!r} instead."
-            f"{nearest(str(normalize), NORMALIZE)}"
-        )
+    check_normalize(normalize)
+    bounds = normalize if isinstance(normalize, Mapping) else None
     if dataset.missing and normalize == "none":
         raise InputError(
             "This data has missing values, which normalisation fills with means: set normalize = "
-            '"federated" (means over all clients, learnt from sums) or "client" (each client\'s own).'
+            '"federated" (means over all clients, learnt from sums), "client" (each client\'s own), or bounds, whose '
+            "middle is then used."
         )
     if server not in (None, "none") and normalize == "client":
         raise InputError(
@@ -73,7 +70,9 @@ def federate(
     federation = with_doubts(federation) if agreed is None else federation
     federation = scaled_target(federation, agreed) if scale_target else federation
     federation = replace(federation, agreed=agreed)
-    return federation if normalize == "none" else normalized(federation, normalize, dataset.missing, agreed)
+    if bounds is not None:
+        return normalized(federation, "federated", dataset.missing, between(bounds, federation))
+    return federation if normalize == "none" else normalized(federation, str(normalize), dataset.missing, agreed)
 
 
 def divided(

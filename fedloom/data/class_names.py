@@ -138,6 +138,23 @@ def same_meaning(names: Iterable[str]) -> list[list[str]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
+def clients_spelt_differently(names: Iterable[str]) -> Iterator[str]:
+    """Yield a sentence if names of clients differ only in capitals, spaces or punctuation: one may be misspelt.
+
+    >>> [text] = clients_spelt_differently(["School-A", "school A", "school-B", "1", "01", "site 1-23", "site 12-3"])
+    >>> text
+    'Clients whose names may mean the same count as different clients: School-A, school A. If so, spell them alike.'
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        is_number = finite_number(name) is not None  # -1 and 1 are two
+        words = " ".join(re.sub(r"[^\w+]|_", " ", name.casefold()).split())
+        groups[name if is_number else re.sub(r"(?<!\d) | (?!\d)", "", words)].append(name)
+    if alike := [group for group in groups.values() if len(group) > 1]:
+        shown = "; ".join(", ".join(group) for group in alike[:5])
+        yield f"Clients whose names may mean the same count as different clients: {shown}. If so, spell them alike."
+
+
 def are_dates(names: Sequence[str]) -> bool:
     """Whether names of classes are dates, such as 2024-03-31 or 20240331.
 

@@ -254,8 +254,8 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
     """Say what to do about a cell that is not a number, in a column that may name the clients of rows."""
     drop = f'drop = ["{column}"]'
     if not cell:
-        fill = 'Set fill = "mean", "zero" or a number ("mean" also needs normalize = "federated")'
-        return f"{fill}, or drop the column: {drop}."
+        fill = 'Set fill = "zero" or a number, or fill = "mean" beside normalize = "federated" or "client"'
+        return f"{fill}; or drop the column: {drop}."
     if DATE.fullmatch(cell):
         return (
             "It looks like a date, and models take numbers. Replace the column by what the date means, such as an age "
@@ -272,9 +272,9 @@ def cell_advice(cell: str, column: str, names_clients: bool = False) -> str:
         return f"It looks like yes or no: set {categorical}, or leave the column out: {drop}."
     owner = f'If it names the client of each row, set client = "{column}". ' if names_clients else ""
     return (
-        f'{owner}If it means "missing", set missing = {{ "{cell}" = nan }} and normalize, or a number in place of nan; '
-        f"if the column holds categories, set {categorical}; if it says which rows belong together, such as those of "
-        f'one patient, set group = "{column}"; if the column is not a feature, set {drop}.'
+        f'{owner}If it means "missing", set missing = {{ "{cell}" = nan }} beside normalize, or a number in place of '
+        f"nan; if the column holds categories, set {categorical}; if it says which rows belong together, such as those "
+        f'of one patient, set group = "{column}"; if the column is not a feature, set {drop}.'
     )
 
 

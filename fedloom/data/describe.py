@@ -258,9 +258,17 @@ def _like_pictures(some: torch.Tensor) -> bool:
 
 
 def _how_to_scale(federation: Federation, other_unit: bool) -> str:
+    fitted = federation.preprocessing
     if federation.agreed is None:
+        if fitted.mean:
+            return "They are scaled by the training rows of all clients, and others are far from them: are these right?"
+        if fitted.clients or fitted.reach:  # statistics of very many clients are not kept
+            return (
+                "They are scaled by each client's own training rows, and only centred where these never vary, as a "
+                'single one: normalize = "federated" scales by the training rows of all clients.'
+            )
         return 'Set normalize = "federated" or "client".'
-    if not federation.preprocessing.mean:
+    if not fitted.mean:
         return "Leave normalize out: features are then scaled as the sites agreed."
     if other_unit:  # which the summaries of an agreement would only take over
         return "They are scaled as the sites agreed, which does not fit another unit."

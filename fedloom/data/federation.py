@@ -6,7 +6,7 @@ A client costs eight bytes, even if there are millions: splits are computed from
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -65,6 +65,7 @@ class Federation:
     cautions: tuple[str, ...] = ()  # as in `Dataset`
     agreed: Preprocessing | None = None  # what several sites agreed on, if the data is prepared by it
     gaps: NDArray[np.int64] | None = None  # clients × columns of a table: missing values before they were filled
+    scaled_by: str = ""  # whose training examples decided how features or labels are scaled, if any did
     largest_group: int | None = None  # the most examples of a client that belong together, such as one patient's
 
     @property
@@ -172,7 +173,7 @@ class Federation:
         clients: int | None = None,
         split: Split | Sequence[float] = (0.6, 0.2, 0.2),
         seed: int = 0,
-        normalize: str = "none",
+        normalize: str | Mapping[str, Sequence[float]] = "none",
         scale_target: bool = False,
         server: Any = None,
         test: tuple[Any, Any] | None = None,

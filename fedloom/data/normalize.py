@@ -6,7 +6,8 @@ Statistics are per position of the features: for images that is one pixel of one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor
 
 from fedloom.data.federation import Federation
 from fedloom.data.preprocessing import MOST_STATISTICS, Numbers, Preprocessing
-from fedloom.errors import InputError
+from fedloom.errors import InputError, nearest
 
+NORMALIZE = ("none", "client", "federated")
+EVERYBODY = "all clients'"  # training examples
 ROWS = 512  # examples converted to float64 at a time: this fits the CPU's cache and is ten times as fast as 8192
 
 
@@ -123,7 +126,8 @@ def normalized(
         result = everybody.apply(x, scale)
         reach = None if agreed else _reach(federation, result, train)
         fitted = federation.preprocessing.replace(mean=mean, std=std, reach=reach)
-        return replace(federation, x=result, server=server, scale=1.0, preprocessing=fitted)
+        whose = federation.scaled_by if agreed else EVERYBODY
+        return replace(federation, x=result, server=server, scale=1.0, preprocessing=fitted, scaled_by=whose)
     result = torch.empty(x.shape, dtype=torch.float32)
     few = 2 * federation.clients * x[0].numel() <= MOST_STATISTICS
     by_client: dict[str, tuple[Numbers, Numbers]] = {}
@@ -134,7 +138,47 @@ def normalized(
         if few:
             by_client[federation.name(client)] = own.numbers()
     fitted = federation.preprocessing.replace(clients=by_client, reach=_reach(federation, result, train))
-    return replace(federation, x=result, scale=1.0, preprocessing=fitted)
+    whose = federation.scaled_by or "its client's"
+    return replace(federation, x=result, scale=1.0, preprocessing=fitted, scaled_by=whose)
+
+
+def check_normalize(value: object) -> None:
+    """Raise `InputError` unless features can be normalised like this: by a known name, or by bounds of features."""
+    if not isinstance(value, Mapping) or not value:
+        if value not in NORMALIZE:
+            raise InputError(
+                "[data] normalize must be 'none', 'client' or 'federated', or bounds of features such as "
+                f"{{ age = [0, 100] }}. Got {value!r} instead.{nearest(str(value), NORMALIZE)}"
+            )
+        return
+    for name, limits in value.items():
+        try:
+            low, high = (float(limit) for limit in limits)
+        except (TypeError, ValueError):
+            low = high = math.nan
+        if not -math.inf < low < high < math.inf:
+            raise InputError(
+                f"[data] normalize: the bounds of {name} must be two numbers, the lower one first, such as [0, 100]. "
+                f"Got {limits!r} instead."
+            )
+
+
+def between(bounds: Mapping[str, Sequence[float]], federation: Federation) -> Preprocessing:
+    """Return what scales features from their bounds to −1 and 1, whatever the examples are.
+
+    Other features stay as they are. A missing value becomes the middle of its bounds, or else 0.
+    """
+    names = federation.features
+    if not names:
+        raise InputError("[data] normalize has bounds of named features, and the features of this data have no names.")
+    middle, half = torch.zeros(len(names), dtype=torch.float64), torch.ones(len(names), dtype=torch.float64)
+    for name, (low, high) in bounds.items():
+        if name not in names:
+            known = f"Known: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
+            raise InputError(f"[data] normalize: there is no feature '{name}'. {known}{nearest(name, names)}")
+        middle[names.index(name)], half[names.index(name)] = (low + high) / 2, (high - low) / 2
+    fitted: Preprocessing = federation.preprocessing.replace(mean=tuple(middle.tolist()), std=tuple(half.tolist()))
+    return fitted
 
 
 def _reach(federation: Federation, scaled: Tensor, train: Sequence[Tensor]) -> tuple[Numbers, Numbers] | None:
@@ -161,4 +205,5 @@ def scaled_target(federation: Federation, agreed: Preprocessing | None = None) -
     server = {name: (x, found.apply(y[:, None], 1.0)[:, 0]) for name, (x, y) in federation.server.items()}
     fitted = federation.preprocessing.replace(target=(found.mean.item(), found.std.item()))
     y = found.apply(federation.y[:, None], 1.0)[:, 0]
-    return replace(federation, y=y, server=server, preprocessing=fitted)
+    whose = federation.scaled_by if agreed is not None and agreed.target is not None else EVERYBODY
+    return replace(federation, y=y, server=server, preprocessing=fitted, scaled_by=whose)

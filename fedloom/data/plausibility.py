@@ -10,7 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.data.categories import NO_LABEL, gaps_as_categories, spelt_differently
-from fedloom.data.class_names import are_dates, compact_dates, known_to_one_client, labels_spelt_differently
+from fedloom.data.class_names import (
+    are_dates,
+    clients_spelt_differently,
+    compact_dates,
+    known_to_one_client,
+    labels_spelt_differently,
+)
 from fedloom.data.federation import Federation
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.data.stale_agreement import stale
@@ -57,6 +63,7 @@ def suspicions(federation: Federation, where: str = "", at_site: bool = False) -
         )
     yield from _label_of_dates(federation)
     yield from federation.cautions
+    yield from clients_spelt_differently(map(str, federation.names or ()))
     columns = federation.preprocessing.columns
     yield from spelt_differently(columns)
     yield from gaps_as_categories(columns)

@@ -348,3 +348,8 @@ def numbers_first(name: str) -> tuple[bool, float, str]:
 def columns_named(names: Iterable[Any]) -> tuple[Column, ...]:
     """Return columns of numbers with these names."""
     return tuple(Column(name=str(name)) for name in names)
+
+
+def shown_marks(marks: Mapping[str, float]) -> list[str]:
+    """Return what cells mean, as text: nan equals nothing, not even itself."""
+    return sorted(f"'{mark}' = {value:g}" if mark else f"{value:g} for empty cells" for mark, value in marks.items())

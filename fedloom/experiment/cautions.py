@@ -11,7 +11,7 @@ from fedloom.experiment import unequal_weights
 from fedloom.experiment.plan import Plan
 from fedloom.metrics import about_direction
 from fedloom.privacy.dp import drowning
-from fedloom.privacy.words import doubts
+from fedloom.privacy.words import doubts, scaled_by_examples
 from fedloom.task import Task
 from fedloom.unread_fields import without_effect
 
@@ -27,7 +27,10 @@ def cautions(plan: Plan, task: Task, federation: Federation, seed: int | None = 
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
     least = min(filter(None, federation.sizes("train").tolist()), default=None)  # a secure sum hides them
-    weak = doubts(plan.privacy, federation.clients, least, where, plan.cohort.steady_size(federation.clients))
+    weak = [
+        *doubts(plan.privacy, federation.clients, least, where, plan.cohort.steady_size(federation.clients)),
+        *scaled_by_examples(plan.privacy, federation.scaled_by),
+    ]
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist(), where)
     short, positive = _without_short_batches(plan, federation, where), _about_frequent_class(task, federation)
     read = environment_reads.cautions(plan.code_files().values())
@@ -50,8 +53,11 @@ def _drowned(plan: Plan, task: Task, federation: Federation) -> Iterator[str]:
     if plan.compress.up is None:
         model, sizes = task.initial(), federation.sizes("train").tolist()
         parameters = sum(model[name].numel() for name in task.trainable)
-        training = next(iter(plan.algorithms.values())).train
-        yield from drowning.cautions(plan.privacy, plan.cohort, plan.rounds, parameters, sizes, training)
+        label, first = next(iter(plan.algorithms.items()))
+        by_examples = weights_of(plan).get(label) == "examples"
+        yield from drowning.cautions(
+            plan.privacy, plan.cohort, plan.rounds, parameters, sizes, first.train, by_examples
+        )
 
 
 def _about_frequent_class(task: Task, federation: Federation) -> Iterator[str]:

@@ -194,7 +194,8 @@ class Cell:
             values = headline.in_short(headline.of_round(record, task), task)
             if headline.is_after_training(record):
                 values |= {(ON_ALL_TESTS if self.algorithm.pooled else AFTER_TRAINING): 1}
-            values |= {ON_SERVER: 1} if headline.is_of_server(record) else {}
+            if headline.is_of_server(record):
+                values |= {(ON_SERVER if "test" in federation.server else ON_ALL_TESTS): 1}
             values |= {"abandoned": abandoned} if abandoned else {}
             counted = headline.clients_of_round(record)
             everyone = counted | {client for client, why in record.absences.items() if why != "surplus"}

@@ -370,7 +370,16 @@ def no_run(folder: Path) -> str:
     """Return why there is no run to read in a folder."""
     if folder.suffix == ".toml" and folder.is_file():
         return f"{folder} is an experiment file. Give the folder of its run, such as runs/{folder.stem}."
-    return f"{folder} is not a run folder: there is no {'run.db in it' if folder.exists() else 'such folder'}."
+    lacking = "run.db in it" if folder.exists() else "such folder"
+    return (
+        f"{folder} is not a run folder: there is no {lacking}. Check its name, or start the run first: `fedloom run "
+        f"FILE` makes runs/NAME. If you just did, wait for its first lines.{nearest(folder.name, runs_beside(folder))}"
+    )
+
+
+def runs_beside(folder: Path) -> list[str]:
+    """Return the names of the runs in the same folder."""
+    return sorted(path.parent.name for path in folder.parent.glob("*/run.db"))
 
 
 def _select(database: sqlite3.Connection, table: str, cell: int | None = None, after: int = -1) -> sqlite3.Cursor:

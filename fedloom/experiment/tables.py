@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import Field, Strict, field_validator, model_validator
 
+from fedloom.data.normalize import check_normalize
 from fedloom.data.split import Split
 from fedloom.errors import InputError
 from fedloom.federation.engine import Evaluation
@@ -28,9 +29,10 @@ class DataTable(Record):
     """How examples are divided among clients: a table with a `name` and its keys, or `natural` to use the data's own
     clients.
     """
-    normalize: Literal["none", "client", "federated"] = "none"
+    normalize: Literal["none", "client", "federated"] | dict[str, tuple[float, float]] = "none"
     """Scale features to mean 0 and standard deviation 1, with the statistics of each client's training split, or of
-    all of them together. With `preprocessing`, the default is `federated`: by what the sites agreed on.
+    all of them together. Bounds that you know, such as `{ age = [0, 100] }`, are scaled to −1 and 1, and no data
+    decides that. With `preprocessing`, the default is `federated`: by what the sites agreed on.
     """
     split: tuple[float, float, float] | Split = (0.6, 0.2, 0.2)
     """The shares of train, validation and test of each client: three numbers, or a table that also has `shuffle`."""
@@ -53,12 +55,20 @@ class DataTable(Record):
         """Scale as the agreed file says. A table with this file alone has no data: the sites bring it."""
         if not isinstance(given, Mapping) or given.get("preprocessing") is None or len(given) == 1:
             return given
-        if given.get("normalize") == "client":
+        if given.get("normalize", "none") not in ("none", "federated"):
+            own = 'normalize = "client" scales features by this data alone'
+            own = own if given["normalize"] == "client" else "normalize has bounds"
             raise InputError(
-                f'[data] normalize = "client" scales features by this data alone, and preprocessing = '
+                f"[data] {own}, and preprocessing = "
                 f'"{given["preprocessing"]}" has the means and deviations that all sites use. Leave normalize out.'
             )
         return {"normalize": "federated", **given}
+
+    @field_validator("normalize", mode="before")
+    @classmethod
+    def _bounds(cls, value: Any) -> Any:
+        check_normalize(value)
+        return value
 
     @field_validator("split", mode="before")
     @classmethod

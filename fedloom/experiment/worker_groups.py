@@ -155,7 +155,7 @@ class WorkerGroup:
             advice = f"{free / 1e9:.1f} GB are free. Use [run] workers = {max(count * free // needed, 1)}"
             if self.plan.settings.workers != "auto":
                 raise InputError(f"{found}, and {advice}.")
-            self.progress.note(f"{found}, and {advice} if they are killed.")
+            self.progress.once(f"{found}, and {advice} if they are killed.")
 
     def _note_details(self, federation: Federation, task: Task, setup: Setup, facts: Probe) -> None:
         workers = f"{self.workers} for a cell" if self.workers is not None else "this process"
@@ -177,7 +177,7 @@ class WorkerGroup:
         setup = choose_setup(facts, self.plan.settings, self.plan.cohort.size(federation.clients))
         reason = facts.__dict__.get("cannot_group")  # known only where side by side was wanted
         if reason:
-            self.progress.note(f"Clients are trained one by one in each worker, because {reason}")
+            self.progress.once(f"Clients are trained one by one in each worker, because {reason}")
             self.store.set_fact("one by one", reason)
         self.store.set_fact("setup", asdict(setup))
         self.store.set_fact("not replayed", self._not_replayed(facts, setup))

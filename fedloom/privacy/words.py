@@ -80,7 +80,8 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
     secure, dp, example = table.secure_aggregation, table.dp, table.example_dp
     if secure is not None:
         fewest = secure.min_clients
-        yield f"Secure aggregation: the server sees sums over at least {fewest} clients, and no single update."
+        sees = f"the server sees sums over at least {fewest} clients, and no single update"
+        yield f"Secure aggregation: on a network, {sees}."
         if cohort is not None:
             needed = secure.needed(cohort)
             lost = max(cohort - needed, 0)
@@ -112,7 +113,7 @@ def has(table: PrivacyTable, cohort: int | None = None, whole_or_poisson: bool =
     if example is not None:
         yield (
             f"Differential privacy of examples: each client spends ε = {example.epsilon:g}, δ = {example.delta:g}, for "
-            f"{EXAMPLE}. ε does not cover how many examples it has."
+            f"{EXAMPLE}. ε does not cover how many examples it has, nor how they decide the scale of its data."
         )
 
 
@@ -185,10 +186,12 @@ def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[
     shares = given.get("normalize") == "federated" or given.get("scale_target") or given.get("preprocessing")
     agreed = given.get("preprocessing")
     if shares and (table.dp is not None or table.example_dp is not None):
+        one = "example" if table.dp is None else "client"
         what = "A site's summary for `fedloom data agree` gives" if agreed else "The sums that scale the data give"
+        masks = " and without masks" if table.secure_aggregation else ""
         yield (
-            f"ε is about training. {what} means and variances without noise"
-            f"{' and without masks' if table.secure_aggregation else ''}: ε does not cover them."
+            f"ε is about training. {what} means and variances without noise{masks}, and one {one} changes how all data "
+            "is scaled: ε does not cover this."
         )
     elif (shares or given.get("categorical")) and table.secure_aggregation is not None:
         what = "means and variances" if agreed else "sums and sums of squares"
@@ -196,8 +199,29 @@ def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[
             "Secure aggregation is about training. Masks do not cover how the data is prepared before it: counts, "
             f"{what} of each feature, and names of categories, leave each client as they are."
         )
+    if given.get("normalize") == "client" and table.example_dp is not None:
+        yield (
+            "ε is about training. A client's own examples decide how its data is scaled, so one example changes the "
+            "features of the others: ε does not cover this."
+        )
+    if isinstance(given.get("categorical"), (list, tuple)) and not agreed and table.example_dp is not None:
+        yield (
+            "ε does not cover which categories occur: the model has a feature for each that any example has. A table "
+            "in [data] categorical lists those that there may be."
+        )
     if given.get("group") or at_sites:
         yield from of_people(table, given.get("group"))
+
+
+def scaled_by_examples(table: PrivacyTable, whose: str) -> Iterator[str]:
+    """Yield what the ε of one example leaves out if examples decide how data is scaled: `whose`, or nobody's."""
+    if table.example_dp is not None and whose:
+        yield (
+            f"[privacy] example_dp: {whose} training examples decide how data is scaled, so one of them changes the "
+            "features of the others, and training with them. ε assumes that the scale stays the same, and does not "
+            "cover this. Scale by bounds that you know without looking at the data, such as [data] normalize = "
+            "{ age = [0, 100] }."
+        )
 
 
 def of_people(table: PrivacyTable, group: str | None, most: int | None = None) -> Iterator[str]:

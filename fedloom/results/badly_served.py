@@ -50,7 +50,8 @@ def in_words(run: RunData, whole: RunData | None = None) -> Iterator[str]:
         more = _more(len(found[label]) - MOST_CLIENTS)
         yield say("caution", "badly_served", label=label, model=model, seed=seed, clients="; ".join(clients) + more)
     if others := list(found)[MOST_ALGORITHMS:]:
-        yield say("caution", "badly_served_too", labels=", ".join(others), seed=seed)
+        serve = "serve" if len(others) > 1 else "serves"
+        yield say("caution", "badly_served_too", labels=", ".join(others), serve=serve, seed=seed)
 
 
 def in_short(run: RunData) -> Iterator[str]:

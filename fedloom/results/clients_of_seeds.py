@@ -12,8 +12,12 @@ from fedloom import metrics
 from fedloom.data.scarcity import COUNTED, NO_TEST, SAID, SMALL_TEST, SMALL_TESTS
 from fedloom.errors import InputError
 from fedloom.results.common_clients import at_end, lacking, measured
+from fedloom.results.comparisons import PHASES, comparisons
 from fedloom.results.run_data import RunData
 from fedloom.results.sentences import first_three, say
+from fedloom.score_metrics import BINS
+
+EXAMPLES_IN_A_BIN = 10  # with fewer, a perfectly calibrated model has a calibration error above 0.07: see its test
 
 
 def about_data(run: RunData) -> Iterator[str]:
@@ -40,6 +44,17 @@ def small_tests(run: RunData) -> Iterator[str]:
         words = {"clients": "client" if len(sizes) == 1 else "clients", "have": "has" if small == 1 else "have"}
         words["seed"] = run.in_first_seed
         yield say("caution", "small_tests", small=small, all=len(sizes), needed=SMALL_TEST, **words)
+
+
+def coarse_calibration(run: RunData) -> Iterator[str]:
+    """Clients with too few test examples for the calibration error: chance alone makes it large, never small."""
+    name, needed = "calibration_error", EXAMPLES_IN_A_BIN * BINS
+    ways = {one.key for one in comparisons(run, name)} if name in run.metrics else set()
+    small = [run.client_name(place) for place, one in enumerate(run.clients) if 0 < (one["test"] or 0) < needed]
+    if small and any(key in PHASES for key in ways):
+        pooled = say("caution", "pooled_calibration") if any(key.startswith("pooled") for key in ways) else ""
+        values = {"small": len(small), "all": len(run.clients), "clients": first_three(small), "needed": needed}
+        yield say("caution", "coarse_calibration", bins=BINS, seed=run.in_first_seed, pooled=pooled, **values)
 
 
 def undefined(run: RunData) -> Iterator[str]:

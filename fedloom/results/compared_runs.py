@@ -339,11 +339,13 @@ def cautions(run: ComparedRuns) -> Iterator[str]:
     if len(rounds) > 1:
         listed = "; ".join(f"{count} rounds: {', '.join(labels)}" for count, labels in rounds.items())
         yield say("caution", "other_rounds", rounds=listed)
+    said: dict[str, None] = {}  # each sentence once
     for source, labels in _compared(run):
         here = {there: label for label, (one, there) in run.sources.items() if one.folder == source.folder}
-        yield from (_renamed(text, here) for text in about_numbers(source, labels))
+        said |= dict.fromkeys(_renamed(text, here) for text in about_numbers(source, labels))
+    yield from said
     yield from about_seeds(run)
-    said: dict[str, None] = {}  # each sentence once
+    said = {}
     for source, labels in _compared(run):
         said |= dict.fromkeys(about_algorithms(source, {*source.labels} - labels))
     yield from said
@@ -359,11 +361,13 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
     >>> _renamed("fedavg, local may diverge.", {"fedavg": "fedavg (one)", "local": "local (one)"})
     'fedavg (one), local (one) may diverge.'
+    >>> _renamed("fedavg and local ended with the same weights.", {"fedavg": "fedavg (one)", "local": "local (one)"})
+    'fedavg (one) and local (one) ended with the same weights.'
     """
     label = max((label for label in names if text.startswith((f"{label} ", f"{label}, "))), key=len, default="")
     rest = text.removeprefix(label)
-    if label and rest.startswith(", "):
-        rest = ", " + _renamed(rest.removeprefix(", "), names)
+    if label and (then := next((word for word in (", ", " and ") if rest.startswith(word)), "")):
+        rest = then + _renamed(rest.removeprefix(then), names)
     return names.get(label, "") + rest
 
 

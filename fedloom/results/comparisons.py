@@ -25,6 +25,7 @@ TITLES = {
     "pooled_pre_fit_test": "before local training, all tests pooled",
     "server_validation": "global model, server's validation data",
 }
+UNITED = {"server_test": "global model, all clients' tests", "server_validation": "global model, all validation data"}
 _OWN_TESTS = {"post_fit_test": "post_fit", "pre_fit_test": "pre_fit", "test": "final"}
 # the phases of the keys that are about clients
 PHASES = {**_OWN_TESTS, **{f"pooled_{key}": phase for key, phase in _OWN_TESTS.items()}}
@@ -45,6 +46,7 @@ class Comparison:
     common: dict[int, int] = field(default_factory=dict)  # seed → at how many clients all have a value, if not alike
     one_split: bool = False  # whether all seeds test on the same examples
     sparse: bool = False  # whether not every round was measured
+    measured_on: str = ""  # which model on which examples, where the key alone does not tell
 
     @property
     def way(self) -> str:
@@ -54,7 +56,7 @@ class Comparison:
         when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} {rounds}")
         common = WORDS if self.common else ""
         when = "" if self.key in ("universal", "test", "pooled_test") else when
-        return TITLES[self.key] + self.drawn + common + when
+        return (self.measured_on or TITLES[self.key]) + self.drawn + common + when
 
     @property
     def title(self) -> str:
@@ -82,8 +84,14 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
             drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
             sparse = run.evaluation.get("every", 1) != 1
             one = Comparison(key, info, values, run.result.rule, drawn, one_split=run.has_one_split, sparse=sparse)
-            found.append(_at_common_clients(run, one))
+            found.append(_at_common_clients(run, replace(one, measured_on=measured_on(run, key))))
     return [one for one in found if one.values]
+
+
+def measured_on(run: RunData, key: str) -> str:
+    """Which model was measured on which examples: a server without data measures on those of all clients."""
+    united = key in UNITED and not run.server_holds(key.removeprefix("server_"))
+    return UNITED[key] if united else TITLES[key]
 
 
 def _at_common_clients(run: RunData, comparison: Comparison) -> Comparison:

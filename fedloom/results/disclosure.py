@@ -1,9 +1,13 @@
-"""What left the clients in a run, and which protections stood in the way: a section of the report."""
+"""What left the clients in a run, and which protections stood in the way: a section of the report.
+
+A reader may quote one sentence alone. So each about a simulation says what would leave, and not what left.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +16,7 @@ from fedloom.privacy.dp.accounted import Accounted
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import EPSILONS, has, lacks, outside
 from fedloom.results.run_data import RunData
+from fedloom.results.sentences import first_three
 from fedloom.results.table import show
 
 NETWORK = "network"  # the folder of a coordinator
@@ -52,12 +57,13 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
     central = [label for label in run.labels if any(_sent(run, label)) and label not in peers]
     if central and table.secure_aggregation is None:
         others = [label for label in run.labels if label not in central and not run.is_pooled(label)]
-        whose = f"{', '.join(central)}: the" if others else "The"
-        yield f"{whose} server saw the update of each client in each round it took part in."
+        what = "the update of each client in each round it"
+        sentence = f"{_who(run, 'the server', 'saw', 'see')} {what} {'took' if _is_real(run) else 'takes'} part in."
+        yield f"{', '.join(central)}: {sentence}" if others else _capital(sentence)
     if peers:
         yield (
-            f"{', '.join(peers)}: clients saw the models of the clients that send to them, in every round. The "
-            "coordinator of a network passes these on, and could read them too."
+            f"{', '.join(peers)}: {_who(run, 'clients', 'saw', 'see')} the models of the clients that send to them, in "
+            "every round. The coordinator of a network passes these on, and could read them too."
         )
     yield from _measured(run, table)
     if scored := run.facts.get("sending scores"):
@@ -68,12 +74,22 @@ def _seen(run: RunData, table: PrivacyTable) -> Iterator[str]:
         )
 
 
+def _who(run: RunData, who: str, did: str, do: str) -> str:
+    """Return who did something, or in a simulation, who would do it."""
+    return f"{who} {did}" if _is_real(run) else f"on a network, {who} would {do}"
+
+
+def _capital(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
 def _measured(run: RunData, table: PrivacyTable) -> Iterator[str]:
     """Whether losses and metrics of clients left them."""
     real, measured = _is_real(run), run.description.get("evaluate", {}).get("splits")
     if not table.hides_metrics:
         more = "; loss and metrics on its splits, and on how many examples" if measured else ""
-        yield f"The server saw how well models do at each client: the training loss of each pass over its data{more}."
+        who = _capital(_who(run, "the server", "saw", "see"))
+        yield f"{who} how well models do at each client: the training loss of each pass over its data{more}."
     elif real and any(run.history(*cell) for cell in run.cells):
         yield (
             "ATTENTION: the training loss of each client left it, without mask and noise: an earlier version of "
@@ -95,11 +111,10 @@ def _told(table: PrivacyTable) -> Iterator[str]:
     fewest = "the fewest clients in a sum"
     policy = f"and {fewest}" if table.hides_metrics else f"{fewest}, and what its policy withholds"
     yield (
-        "When a site joins, the coordinator learns its name, its public key and its network address, the names of its "
-        f"clients,{sizes} the shape of the data, the names of the classes, a hash of how rows are prepared, a mark "
-        "that shows whether the data changed, the versions of its software and its kind of processor, how it "
-        f"computes, {policy}. In each round, it learns which clients answer, and when. "
-        "Nothing protects these."
+        "When a site joins a network, the coordinator learns its name, its public key and its network address, the "
+        f"names of its clients,{sizes} the shape of the data, the names of the classes, a hash of how rows are "
+        "prepared, a mark that shows whether the data changed, the versions of its software and its kind of processor, "
+        f"how it computes, {policy}. In each round, it learns which clients answer, and when. Nothing protects these."
     )
 
 
@@ -145,22 +160,26 @@ def _prepared(run: RunData) -> Iterator[str]:
     moments += ["of the label"] if data.get("scale_target") else []
     if moments:
         what = f"how many values {' and '.join(moments)} they know, their sum and the sum of their squares"
-        yield f"To scale the data, clients share {what}, over their training examples."
+        yield f"On a network, clients would share {what}, over their training examples, to scale the data."
     names = data.get("categorical")
     if isinstance(names, Sequence) and names:  # a table lists the categories in the file
-        yield f"Clients share which categories occur in {', '.join(names)}, by name, and which classes the label has."
+        yield (
+            f"On a network, clients would share which categories occur in {', '.join(names)}, by name, and which "
+            "classes the label has."
+        )
 
 
 def _bytes(run: RunData) -> Iterator[str]:
     for label in run.labels:
         if run.is_pooled(label):
-            yield f"{label}: all data is in one place, so every example of every client leaves it, with its label."
+            left = "left" if _is_real(run) else "would leave"
+            yield f"{label}: all data is in one place, so every example of every client {left} it, with its label."
             continue
         sent = _sent(run, label)
         if any(sent):
-            yield f"{label}: clients sent {show(sum(sent) / len(sent), 'bytes')} in all."
+            yield f"{label}: {_who(run, 'clients', 'sent', 'send')} {show(sum(sent) / len(sent), 'bytes')} in all."
         elif sent:
-            yield f"{label}: clients sent nothing of what they learnt."
+            yield f"{label}: {_who(run, 'clients', 'sent', 'send')} nothing of what they learn."
 
 
 def _sent(run: RunData, label: str) -> list[int]:
@@ -196,14 +215,36 @@ def epsilons(run: RunData) -> dict[str, list[dict[str, Any]]]:
 def _spent(run: RunData) -> Iterator[str]:
     for kind, about in EPSILONS.items():
         found = spent(run, kind)
-        for (label, seed), one in found.items():
-            yield f"{label} (seed {seed}) has spent ε = {one.epsilon:.3g}, for {about}."
+        for label, seeds in _by_label(found).items():
+            low, high = (f"{pick(found[label, seed].epsilon for seed in seeds):.3g}" for pick in (min, max))
+            each = " in each" if low == high and len(seeds) > 1 else ""
+            much = low if low == high else f"{low} to {high}"
+            yield f"{_named(label, seeds)} has spent ε = {much}{each}, for {about}."
         for words in dict.fromkeys(one.words for one in found.values() if one.words):
-            whose = [f"{label} (seed {seed})" for (label, seed), one in found.items() if one.words == words]
-            yield f"{', '.join(whose)}: another accountant can compute ε again from {words}."
+            behind = _by_label(cell for cell, one in found.items() if one.words == words)
+            whose = first_three([_named(label, seeds) for label, seeds in behind.items()])
+            yield f"{whose}: another accountant can compute ε again from {words}."
         if len(found) > 1:
             delta = math.fsum(one.delta for one in found.values())
             yield (
                 f"These {len(found)} trained on the same data: a person who sees all of them learns as much as ε = "
                 f"{sum(one.epsilon for one in found.values()):.3g} at δ = {delta:.3g} allows."
             )
+
+
+def _by_label(cells: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """Return the seeds of each algorithm."""
+    found = defaultdict[str, list[int]](list)
+    for label, seed in cells:
+        found[label].append(seed)
+    return found
+
+
+def _named(label: str, seeds: Sequence[int]) -> str:
+    """Return an algorithm with its seeds.
+
+    >>> _named("fedavg", [1]), _named("fedavg", [1, 2, 3, 4])
+    ('fedavg (seed 1)', 'fedavg (4 seeds: 1, 2, 3 and 1 more)')
+    """
+    one = f"seed {seeds[0]}"
+    return f"{label} ({one if len(seeds) == 1 else f'{len(seeds)} seeds: {first_three([*map(str, seeds)])}'})"

@@ -55,7 +55,7 @@ def in_short(values: dict[str, float], task: Task) -> dict[str, float]:
 
 
 def is_of_server(record: RoundRecord) -> bool:
-    """Whether `of_round` is about the global model on the test data that the server holds."""
+    """Whether `of_round` is about the global model on test data: the server's, or that of all clients."""
     return "test" in record.server
 
 
@@ -167,6 +167,7 @@ def _in_short(rounds: set[int]) -> str:
 def curve_in_words(run: RunData) -> str:
     """Say what `curve` is in this run."""
     if run.has_server_test:
-        return "the global model on test data (the server's own, or the union of the clients')"
+        whose = "the server's test data" if run.server_holds("test") else "the test splits of all clients together"
+        return f"the global model on {whose}"
     clients = "the drawn clients" if run.leaves_out_clients("post_fit") else "clients"
     return f"the mean over {clients} of each client's model after local training, on its own test split"

@@ -74,7 +74,8 @@ def draw_run(run: RunData, styles: Styles, metric: str = "accuracy", split: str 
 
 def panel_title(run: RunData, panel: str) -> str:
     """What a panel shows, and whether it is about some of the clients only."""
-    return TITLES[panel] + run.drawn(panel)
+    united = panel == "server" and not run.server_holds("test")
+    return ("Global model, all clients' tests" if united else TITLES[panel]) + run.drawn(panel)
 
 
 def _panels(run: RunData, metric: str, split: str) -> tuple[Panels, int]:
@@ -277,6 +278,7 @@ def caption(seeds: int, panels: set[str], crowded: bool, known: int | None = Non
     """Say what lines and bands show; `known` is how many of the seeds there are at most, if not all."""
     if seeds > 1:
         means = "seeds" if panels == {"server"} else "clients and seeds"
+        means += ", of the global model over seeds" if "server" in panels and len(panels) > 1 else ""
         bands = "Bands would hide the lines." if crowded else "Bands: 95 % t interval over seeds."
         bands = "One seed has no interval." if known == 1 else bands
         some = "" if known in (None, seeds) else f"up to {known} of "
@@ -284,7 +286,8 @@ def caption(seeds: int, panels: set[str], crowded: bool, known: int | None = Non
     if panels == {"server"}:
         return "One seed."
     bands = "Bands would hide the lines." if crowded else "Bands: ± one standard deviation over clients."
-    return f"Lines: mean over clients. {bands} One seed."
+    but = "; the global model is one" if "server" in panels else ""
+    return f"Lines: mean over clients{but}. {bands} One seed."
 
 
 def _draw_panel(axes: Axes, drawn: dict[str, Band], styles: Styles, shade: float) -> None:

@@ -12,13 +12,13 @@ from fedloom import __version__
 from fedloom.data.preprocessing import Preprocessing
 from fedloom.errors import FedloomError
 from fedloom.files import write_atomically
-from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, TITLES, Comparison, comparisons
+from fedloom.results.comparisons import ABOUT_CLIENTS, PHASES, Comparison, comparisons, measured_on
 from fedloom.results.disclosure import not_evaluated, what_left
 from fedloom.results.report_warnings import cautions
 from fedloom.results.result import Result
 from fedloom.results.run_data import RunData
 from fedloom.results.safe_text import visible
-from fedloom.results.sentences import page
+from fedloom.results.sentences import first_three, page
 from fedloom.results.statistics import spread
 from fedloom.results.table import show
 
@@ -101,7 +101,7 @@ def _exported(result: Result, run: RunData) -> Iterator[Sequence[str]]:
             if any(numbers):
                 drawn = run.drawn(ABOUT_CLIENTS[key]) if key in ABOUT_CLIENTS else ""
                 whose = " (of each client's own model)" if key != "server_test" and cell.algorithm in own else ""
-                yield f"{cell.algorithm}, seed {cell.seed}", TITLES[key] + drawn + whose, *numbers
+                yield f"{cell.algorithm}, seed {cell.seed}", measured_on(run, key) + drawn + whose, *numbers
 
 
 def _with_own_models(result: Result) -> set[str]:
@@ -121,8 +121,7 @@ def _with_range(run: RunData, comparison: Comparison | None, label: str, seed: i
     kind = comparison.metric.number_format
     if comparison.key != "test":
         return show(value, kind)
-    clients = run.client_values(label, seed, PHASES["test"], comparison.metric.name).last_round().values
-    return f"{show(value, kind)} ({show(min(clients), kind)} to {show(max(clients), kind)})"
+    return f"{show(value, kind)} ({_range(run, comparison, label, seed)})"
 
 
 def _measured(run: RunData, labels: Collection[str]) -> Iterator[Sequence[str]]:
@@ -132,22 +131,31 @@ def _measured(run: RunData, labels: Collection[str]) -> Iterator[Sequence[str]]:
         for one in [one for one in every if one.key in AT_THE_END] or every:
             for label, values in ((label, one.values[label]) for label in one.values if label in labels):
                 found = spread(list(values.values()))
-                low, high = found.interval if found.count > 1 else _range(run, one, label)
                 kind = one.metric.number_format
-                interval = "" if math.isnan(low) else f"{show(low, kind)} to {show(high, kind)}"
-                if found.std == 0:
+                if found.count == 1:
+                    interval = _range(run, one, label, *one.values[label])
+                elif found.std == 0:
                     interval = "the same in all seeds"  # an interval without a width would look like certainty
+                else:
+                    interval = " to ".join(show(end, kind) for end in found.interval)
                 yield one.metric.title, label, one.way, show(found.mean, kind), interval
 
 
-def _range(run: RunData, comparison: Comparison, label: str) -> tuple[float, float]:
-    """Return the lowest and highest value of a client in the last round, if the number is about clients then."""
+def _range(run: RunData, comparison: Comparison, label: str, seed: int) -> str:
+    """Return the lowest and highest value of a client in the last round, if the number is about clients then.
+
+    They have names where the card's clients are those of this seed.
+    """
     about_last_round = comparison.rule == "final" or comparison.key == "test"
     if comparison.key not in PHASES or comparison.key.startswith("pooled") or not about_last_round:
-        return math.nan, math.nan
-    (seed,) = comparison.values[label]
-    found = run.client_values(label, seed, PHASES[comparison.key], comparison.metric.name).last_round().values
-    return (min(found), max(found)) if len(found) else (math.nan, math.nan)
+        return ""
+    found = run.client_values(label, seed, PHASES[comparison.key], comparison.metric.name).last_round()
+    ends = []
+    for end in (found.values.min(), found.values.max()) if len(found) else ():
+        names = first_three([run.client_name(client) for client in found.clients[found.values == end].tolist()])
+        named = f" at {names}" if seed in run.seeds_of_clients else ""
+        ends.append(show(end, comparison.metric.number_format) + named)
+    return " to ".join(ends)
 
 
 def _listed(names: Sequence[str], most: int = 20) -> str:

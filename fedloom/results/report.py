@@ -19,9 +19,11 @@ from fedloom.files import write_atomically
 from fedloom.results import badly_served, figures, tables
 from fedloom.results.comparisons import (
     PHASES,
+    UNITED,
     Comparison,
     best_first,
     best_labels,
+    finished,
     in_common_seeds,
     main_comparison,
     universal_comparison,
@@ -148,6 +150,7 @@ def _best_in_words(run: RunData, comparison: Comparison, baseline: str | None = 
     uneven = len({*map(frozenset, comparison.values.values())}) > 1
     fewer = uneven and any(ranked.values[label] != comparison.values[label] for label in federated)
     one_seed = over_seeds[best].count == 1
+    without = _without_global_model(run, comparison)
     names, several = _with_interval(_listed(same), over_seeds[best], metric, uneven), ""
     if len(same) < len(tied):
         names = _listed([_with_interval(label, over_seeds[label], metric, uneven) for label in tied])
@@ -161,9 +164,12 @@ def _best_in_words(run: RunData, comparison: Comparison, baseline: str | None = 
             limit = f", over {several_seeds} that all of them have{limit}"
         if one_seed:
             what, limit = "number", f"{limit if fewer else ', with one seed'}: this may be chance"
-        best_of = f"the best {what} of the {len(federated)} algorithms that leave the data where it is{limit}"
+        which = "with a global model" if without else "that leave the data where it is"
+        best_of = f"the best {what} of the {len(federated)} algorithms {which}{limit}"
         several += f", {best_of}" if several else f" has {best_of}"
     yield f"{title}: {names}{several}."
+    if without:
+        yield say("result", "no_global_model", labels=_listed(without), have="has" if len(without) == 1 else "have")
     if uneven:
         apart = len(federated) > 1 and not set.intersection(*({*comparison.values[label]} for label in federated))
         yield say("result", "common_seeds" if fewer else "no_common_seeds" if apart else "other_seeds")
@@ -180,6 +186,14 @@ def _best_in_words(run: RunData, comparison: Comparison, baseline: str | None = 
             yield say("result", "pooled", pooled=_with_interval(label, over_seeds[label], metric, uneven))
     if over_seeds[best].count > 1 and comparison.one_split:
         yield say("result", "one_split")
+
+
+def _without_global_model(run: RunData, comparison: Comparison) -> list[str]:
+    """The algorithms that a comparison of global models leaves out, because clients have models of their own."""
+    if comparison.key not in UNITED:
+        return []
+    done = dict.fromkeys(cell.algorithm for cell in finished(run.result.runs))
+    return [label for label in done if label not in comparison.values and not run.is_pooled(label)]
 
 
 def _against_others(

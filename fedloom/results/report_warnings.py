@@ -17,7 +17,7 @@ from fedloom.experiment import unequal_weights
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
 from fedloom.results import wide_intervals
 from fedloom.results.badly_served import in_words
-from fedloom.results.clients_of_seeds import about_data, small_tests, training_sizes, undefined
+from fedloom.results.clients_of_seeds import about_data, coarse_calibration, small_tests, training_sizes, undefined
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import Floats
@@ -39,8 +39,8 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     checks = (
         *(_unfinished, _lost, _left_out, _arrivals, _abandoned, _absent, _diverged, no_better_than_guessing),
         *(partial(in_words, whole=run), another_leads_by_examples, _same_weights, _overfitting, easy_own_tests),
-        *(left_behind, _imitations),
-        *(_chosen_on_test, about_seeds, small_tests, misses_most, undefined, _incomparable, _withheld),
+        *(left_behind, _imitations, _loss_of_batches, _chosen_on_test, about_seeds, small_tests),
+        *(coarse_calibration, misses_most, undefined, _incomparable, _withheld),
         *(partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
     about = run if labels is None else run.of_algorithms(labels)
@@ -58,6 +58,12 @@ def on_screen(run: RunData) -> list[str]:
     """The cautions below a run's table in a terminal."""
     checks = (no_better_than_guessing, about_numbers, another_leads_by_examples, easy_own_tests, misses_most)
     return [caution for check in checks for caution in check(run)]
+
+
+def _loss_of_batches(run: RunData) -> Iterator[str]:
+    """A loss that is no mean over examples, such as one with weights of classes: its number depends on the batches."""
+    if (run.facts.get("setup") or {}).get("loss_is_mean") is False:
+        yield say("caution", "loss_of_batches")
 
 
 def _unfinished(run: RunData) -> Iterator[str]:

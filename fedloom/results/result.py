@@ -243,10 +243,14 @@ class Result:
     def model(
         self, algorithm: str | None = None, seed: int | None = None, client: str | int | None = None
     ) -> nn.Module:
-        """Return a trained model, ready to use; by default that of the first algorithm and seed."""
+        """Return a trained model, ready to use; by default the global model of the first algorithm that has one.
+
+        Without a global model, name the client.
+        """
         from fedloom.training.modules import ModuleTensors, load
 
-        cell = self.cell(algorithm, seed)
+        cell = self.predicting(algorithm, seed, client)
+        self._check_whose(cell, client)
         weights = self.weights(cell.algorithm, cell.seed, client)
         module = self._algorithm_and_task(cell)[1].build()
         load(ModuleTensors(module).own, next(iter(weights.values())))
@@ -262,6 +266,16 @@ class Result:
         from fedloom.results.prediction import Predictor
 
         cell = self.predicting(algorithm, seed, client)
+        self._check_whose(cell, client)
+        preprocessing, name = self.preprocessing(cell.seed), None
+        if client is not None:
+            name = self._client_names[self._client_number(client)]
+        _, task = self._algorithm_and_task(cell)
+        model = self.model(cell.algorithm, cell.seed, client)
+        return Predictor(model, preprocessing, task.torch_dtype, name, has_logits=task.loss == "bce")
+
+    def _check_whose(self, cell: CellResult, client: str | int | None) -> None:
+        """Refuse to choose a client's model by itself where every client has its own."""
         if client is None and not self.has_global_model(cell):
             shared = self._with_global_model
             other = f" Name another algorithm, which has one ({', '.join(shared)}), or a client." if shared else ""
@@ -269,12 +283,6 @@ class Result:
                 f"{cell.algorithm} has no global model: every client has its own.{other or ' Name a client.'} Known "
                 f"clients: {', '.join(list(self._client_names.values())[:10])}."
             )
-        preprocessing, name = self.preprocessing(cell.seed), None
-        if client is not None:
-            name = self._client_names[self._client_number(client)]
-        _, task = self._algorithm_and_task(cell)
-        model = self.model(cell.algorithm, cell.seed, client)
-        return Predictor(model, preprocessing, task.torch_dtype, name, has_logits=task.loss == "bce")
 
     def predicting(self, algorithm: str | None, seed: int | None, client: str | int | None) -> CellResult:
         """Return the cell whose model predicts: of the first algorithm that has one for what is asked."""
@@ -464,10 +472,12 @@ class Result:
         for cell in self.runs:
             if algorithm in (None, cell.algorithm) and seed in (None, cell.seed):
                 return cell
-        known = ", ".join(f"{cell.algorithm} (seed {cell.seed})" for cell in self.runs)
+        labels, seeds = (list(dict.fromkeys(getattr(cell, key) for cell in self.runs)) for key in ("algorithm", "seed"))
+        known = f"{', '.join(labels)}; seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         which = "any algorithm" if algorithm is None else algorithm if isinstance(algorithm, str) else repr(algorithm)
         asked = " with ".join([which, *([] if seed is None else [f"seed {seed!r}"])])
-        raise InputError(f"There is no run of {asked}. Known: {known}.")
+        meant = nearest(algorithm, labels) if isinstance(algorithm, str) and algorithm not in labels else ""
+        raise InputError(f"There is no run of {asked}. Known: {known}.{meant}")
 
     def only(self, algorithm: str | None = None, seed: int | None = None) -> Result:
         """Return the same result with the cells of one algorithm, of one seed, or of both."""

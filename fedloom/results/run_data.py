@@ -386,6 +386,11 @@ class RunData:
         """Whether the global model itself was measured on test data."""
         return any(len(self.server_values(*cell, metric)[0]) for cell in self.cells for metric in self.metrics)
 
+    def server_holds(self, split: str) -> bool:
+        """Whether the server has a split of its own; if not, what it measures is the union of the clients'."""
+        held = self.facts.get("server")  # earlier versions did not record it on a network
+        return held is None or bool(held.get(split))
+
     def costs(self, label: str, seed: int) -> RoundCosts:
         """Seconds and bytes of every round. A pooled model is sent to nobody: it has no bytes."""
         rows = self.rows("rounds", label, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -28,6 +28,7 @@ from fedloom.results.run_values import MetricInfo
 from fedloom.results.sentences import say
 from fedloom.results.table import show
 
+UNITED = "global model, all tests"
 COLUMNS = {  # in the order in which a round measures them
     "server_test": "server test",
     "pre_fit_test": "before local training",
@@ -63,6 +64,8 @@ def table(result: Result, metric: str | None = None) -> Table:
         raise InputError(f"{result.folder} has no metric '{metric}'. Measured: {shown}.{nearest(metric, measured)}")
     metric = metric or next(iter(measured), "loss")
     columns = {key: title for key, title in COLUMNS.items() if f"{key}_{metric}" in known}
+    if "server_test" in columns and not run.server_holds("test"):
+        columns["server_test"] = UNITED
     if "test" in columns:
         columns.pop("pooled_test", None)  # only for metrics that have no mean over clients
     seeds = len({cell.seed for cell in result.runs})
@@ -74,7 +77,7 @@ def table(result: Result, metric: str | None = None) -> Table:
     )
     unknown = [name for name in result.metrics if name not in measured] if measured else []
     drawn = {key: run.drawn(ABOUT_CLIENTS[key]) for key in columns if key in ABOUT_CLIENTS}
-    caption = nothing or _caption(set(columns), result.rule, unknown, any(drawn.values()))
+    caption = nothing or _caption(columns, result.rule, unknown, any(drawn.values()))
     compared = {one.key: one for one in comparisons(run, metric)} if done else {}
     if without := undefined_at(run, metric):
         caption += f" {run.metric(metric).title} is undefined at {without}: means leave them out."
@@ -125,13 +128,15 @@ def _rounds(cells: list[CellResult], all_seeds: list[CellResult]) -> str:
     return text + (f" ({', '.join(remarks)})" if remarks else "")
 
 
-def _caption(columns: set[str], rule: str, unknown: Sequence[str], drawn: bool) -> str:
+def _caption(columns: Mapping[str, str], rule: str, unknown: Sequence[str], drawn: bool) -> str:
     words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
-    means = "Clients' columns are means over clients, each on its own test split." if columns - {"server_test"} else ""
-    training = " " + say("note", "local_training") if {"pre_fit_test", "post_fit_test"} <= columns else ""
+    of_clients = columns.keys() - {"server_test"}
+    means = "Clients' columns are means over clients, each on its own test split." if of_clients else ""
+    training = " " + say("note", "local_training") if {"pre_fit_test", "post_fit_test"} <= columns.keys() else ""
     universal = " The universal test is the test splits of all clients." if "universal" in columns else ""
-    all_tests = " “All tests” are the test splits of all clients." if "pooled_test" in columns else ""
+    together = "pooled_test" in columns or UNITED in columns.values()
+    all_tests = " “All tests” are the test splits of all clients." if together else ""
     nothing = f" Undefined or withheld at every client: {', '.join(unknown)}." if unknown else ""
     some = " " + say("note", "drawn") if drawn else ""
     return (means + training + universal + all_tests + some + when + nothing).strip()

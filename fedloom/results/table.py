@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ Value = str | int | float | None
 STATISTICS = {"Average": "mean", "Standard deviation": "std", "Lowest": "low", "Highest": "high"}
 MOST_DECIMALS = 8  # a number that needs more has an exponent
 MOST_PRINTED = 2000  # a table with more rows is written only as CSV
+WIDE = 16  # letters of a column's name in one line of a paper
 
 LATEX = Path(__file__).parent / "templates" / "table.tex"
 
@@ -61,12 +63,20 @@ class Table:
     def latex(self) -> str:
         """The table as a LaTeX table environment that uses the booktabs package."""
         align = "".join("l" if kind == "text" else "r" for kind in self.kinds)
-        head, *body = (" & ".join(map(for_latex, row)) + r" \\" for row in (self.columns, *map(self.shown, self.rows)))
+        heads = [for_latex(name) if len(name) <= WIDE else _stacked(name) for name in self.columns]
+        head, *body = (
+            " & ".join(row) + r" \\" for row in (heads, *(map(for_latex, self.shown(row)) for row in self.rows))
+        )
         title, note = f"{for_latex(self.title)}.", for_latex(" ".join([*self.findings, self.paper_note or self.note]))
         # below the table: the list of tables of a paper shows captions, and a note may be long
         below = f"\n  \\par\\smallskip\n  \\parbox{{\\linewidth}}{{\\footnotesize {note}}}" if note else ""
         return LATEX.read_text(encoding="utf-8").format(
-            caption=title, align=align, head=head, body="\n    ".join(body), note=below
+            caption=title,
+            name=self.name.replace("_", "-"),
+            align=align,
+            head=head,
+            body="\n    ".join(body),
+            note=below,
         )
 
     def shown(self, row: Sequence[Value]) -> list[str]:
@@ -76,6 +86,12 @@ class Table:
             show(value, "deviation" if spread and kind == "percent" else kind)
             for value, kind in zip(row, self.kinds, strict=True)
         ]
+
+
+def _stacked(name: str) -> str:
+    """A column's name for LaTeX in several lines, because the names of all columns must fit on a page."""
+    lines = map(for_latex, textwrap.wrap(name, WIDE, break_long_words=False))
+    return r"\shortstack[r]{" + r" \\ ".join(lines) + "}"
 
 
 def with_column(table: Table, title: str, values: Sequence[Value], kind: str) -> Table:

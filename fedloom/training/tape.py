@@ -143,12 +143,12 @@ def recorded(
         drawn = generators.positions()
         tape = record(computation, *given)
         if drawn != generators.positions():
-            raise CannotRecord("it draws from a global generator")
+            raise CannotRecord("the step draws from a global generator")
         done, replayed = tried(torch.enable_grad()(lambda: computation(*given))), tried(tape.replay)
         fused = tape.fused()
         almost = tried(fused.replay)
         if places != [leaf.data_ptr() for leaf in changes()]:
-            raise CannotRecord("it gives its tensors other memory")
+            raise CannotRecord("the step gives its tensors other memory")
         for one, other, near in zip(done, replayed, almost, strict=True):
             if not torch.allclose(one, other, rtol=0, atol=0, equal_nan=True):
                 raise CannotRecord("a trial on other values gave something else than the step itself")
@@ -175,7 +175,7 @@ def _way_out(name: str) -> Any:
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(_recording, "now", False):
-            raise CannotRecord("it reads values into Python")
+            raise CannotRecord("the step reads values into Python")
         return getattr(self._inside, name)(*args, **kwargs)  # left from a recording, for example in a cache
 
     return method
@@ -242,7 +242,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise CannotRecord(f"{func} draws from torch's generator")
         if func.overloadpacket in (aten.set_, aten.resize_, aten.resize_as_) or torch.Tag.inplace_view in func.tags:
-            raise CannotRecord("it gives a tensor another shape or other memory")
+            raise CannotRecord("the step gives a tensor another shape or other memory")
         known: dict[int, Sealed] = {}
 
         def opened(leaf: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         kernel = _kernel(func, args, kwargs, result)
         if not kernel.writes & kernel.reads <= self.own:
-            raise CannotRecord("it changes a tensor that is neither a parameter nor a buffer")
+            raise CannotRecord("the step changes a tensor that is neither a parameter nor a buffer")
         self.own |= kernel.writes
         self.kernels.append(kernel)
         return tree_map_only(Tensor, lambda leaf: known[id(leaf)] if id(leaf) in known else Sealed(leaf), result)

@@ -38,7 +38,7 @@ from fedloom.results.table import Table, Value, show
 from fedloom.results.table import write as write_tables
 from fedloom.tuning import sweep_figure, sweep_folder
 from fedloom.tuning.search_space import Choices, Setting, name, settings, short
-from fedloom.tuning.sweep_advice import promises
+from fedloom.tuning.sweep_advice import of_another, promises
 
 MODELS = {  # the model and the data that settings are ranked by, as keys of a cell's numbers and in words
     "server_validation": "the global model on validation data",
@@ -309,7 +309,7 @@ def _changing(
                 rest = {other: value for other, value in setting.items() if other != key}
                 without = _on_validation(experiment_file.load(file, {**changes, **rest}))
             except InputError:  # the others need it
-                left = set()
+                left = {label for label in labels if of_another(key, label, labels)}
                 break
             left = {  # an algorithm that is not in the file is there because of its key
                 label
@@ -356,7 +356,8 @@ def _on_validation(experiment: Experiment) -> Experiment:
     at_server = isinstance(held, Mapping) and "validation" in held
     if as_split(experiment.data.split).validation == 0 and not at_server:
         raise InputError(
-            "A sweep ranks by validation data, and there is none: [data] split gives the validation split a share of 0."
+            "A sweep ranks by validation data, and there is none: [data] split gives the validation split a share of "
+            "0. Set shares for training, validation and test there, such as split = [0.6, 0.2, 0.2]."
         )
     only = {"splits": ("validation",), "universal": False, "server": ("validation",), "headline": "final"}
     return experiment.replace(evaluate=experiment.evaluate.replace(**only))  # type: ignore[no-any-return]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +32,12 @@ def advice(sweep: SweepResult, file: Path, changes: Sequence[str]) -> Iterator[s
         yield say("note", "sweep_of_promises", keys=", ".join(promised))
         return
     labels = dict.fromkeys(trial.label for trial in sweep.trials)
+    known = [*labels, *sweep.unchanged]
     for best in (one for label in labels if (one := sweep.best(label)) is not None):
         chosen = [f"{key}={toml_text(value)}" for key, value in best.setting.items()]
-        repeated = [word for change in [*changes, *chosen] for word in ("--set", change)]
-        only = ["--only", best.label] if len(labels) + len(sweep.unchanged) > 1 else []
+        own = [change for change in [*changes, *chosen] if not of_another(change, best.label, known)]
+        repeated = [word for change in own for word in ("--set", change)]
+        only = ["--only", best.label] if len(known) > 1 else []
         again = ["fedloom", "run", str(file), *only, *repeated, "--out", str(sweep.folder / f"best-{best.label}")]
         names = [name(one.setting) for one in sweep.ties(best)]
         if len(names) == 1:
@@ -46,6 +48,15 @@ def advice(sweep: SweepResult, file: Path, changes: Sequence[str]) -> Iterator[s
         yield f"  {shlex.join(again)}"
         if len(names) == 1:
             yield from at_edge(sweep, best)
+
+
+def of_another(key: str, label: str, labels: Collection[str]) -> bool:
+    """Whether a key, also with its value, is in the table of another one of these algorithms.
+
+    >>> of_another("algorithm.scaffold.weights=uniform", "fedavg", ["fedavg", "scaffold"])
+    True
+    """
+    return any(key.startswith((f"algorithm.{one}.", f"algorithm.{one}=")) for one in labels if one != label)
 
 
 def at_edge(sweep: SweepResult, best: Trial) -> Iterator[str]:

@@ -107,6 +107,24 @@ def test_sites_whose_tables_differ_are_told_how(
         agree({"berlin": found["berlin"], "lyon": summary(data(tmp_path, text, **fields))})
 
 
+def test_sites_with_other_marks_for_missing_values_hear_what_all_should_write(tmp_path: Path) -> None:
+    text = "age,ward,y\n1,icu,no\n"
+    sites = {
+        "aachen": summary(data(tmp_path, text)),
+        "celle": summary(data(tmp_path, text, missing={"n/a": nan})),
+        "ulm": summary(data(tmp_path, text, missing={"-9": nan, "never": 0.0})),
+    }
+    with pytest.raises(InputError) as refused:
+        agree(sites)
+    assert str(refused.value) == (
+        "aachen and celle differ in the rule for missing values: only celle has 'n/a' = nan. Write the same in [data] "
+        'at every site, also where no cell has such a mark: fill = "mean" and missing = { -9 = nan, never = 0.0, '
+        '"n/a" = nan }. Then agree again: `fedloom data summarize`, `fedloom data agree`.'
+    )
+    with pytest.raises(InputError, match=r"aachen has nan for .* Write the same .*: fill = 0\. Then"):
+        agree({"oslo": summary(data(tmp_path, text, fill="zero")), "aachen": sites["aachen"]})
+
+
 def test_columns_are_found_by_name_in_the_order_of_the_first_site(tmp_path: Path) -> None:
     swapped = "ward,age,y\nsurgery,30,no\nsurgery,20,maybe\n"
     found = {**summaries(tmp_path), "oslo": summary(data(tmp_path, swapped))}

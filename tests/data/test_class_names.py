@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedloom.data.build import federate
-from fedloom.data.class_names import classes_of_one_client, doubts, same_meaning
+from fedloom.data.class_names import classes_of_one_client, clients_spelt_differently, doubts, same_meaning
 from fedloom.data.federation import Federation
 from fedloom.data.plausibility import suspicions
 from fedloom.data.sources.csv import Csv
@@ -23,6 +23,27 @@ def test_classes_that_may_mean_the_same_are_named(tmp_path: Path) -> None:
     assert [one.partition(" If so")[0] for one in suspicions(federation) if "mean the same" in one] == [said]
     letters = Federation.from_arrays(np.zeros((4, 1)), [0, 1, 0, 1], client=["a", "a", "b", "b"])
     assert not any("mean the same" in one for one in suspicions(replace(letters, classes=("A", "a"))))
+
+
+def test_clients_of_a_column_or_of_files_that_may_be_one_are_named(tmp_path: Path) -> None:
+    rows = [f"{place},{client},{place % 2}" for client in ("School-A", "school-A", "school-B") for place in range(8)]
+    (tmp_path / "all.csv").write_text("\n".join(["a,school,y", *rows]))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name in ("School-A", "school A", "school-B"):
+        (folder / f"{name}.csv").write_text("\n".join(["a,y", *(f"{place},{place % 2}" for place in range(8))]))
+    for source, names in (
+        (Csv(path=tmp_path / "all.csv", label="y", client="school"), "School-A, school-A"),
+        (Csv(path=folder, label="y"), "School-A, school A"),
+    ):
+        (said,) = (one for one in suspicions(federate(source.load(tmp_path))) if "count as different clients" in one)
+        assert said.startswith(f"Clients whose names may mean the same count as different clients: {names}. ")
+
+
+def test_clients_that_differ_in_a_number_or_a_letter_are_different() -> None:
+    names = ["client-1", "client-2", "site A", "site B", "-1", "1", "ward 1-23", "ward 12-3", "ward 1_2", "ward 12"]
+    assert [*clients_spelt_differently(names)] == []
+    assert len([*clients_spelt_differently(["St. Mary", "st mary", "site_1", "Site 1"])]) == 1
 
 
 def test_spaces_around_a_name_have_no_meaning() -> None:

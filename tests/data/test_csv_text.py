@@ -124,7 +124,7 @@ def test_a_mark_with_thousands_is_not_taken_for_a_small_number() -> None:
         ("yes", r"looks like yes or no: set categorical = \[\"x\"\]"),
         ("True", "looks like yes or no"),
         ("icu", r"missing = \{ \"icu\" = nan \}.*categorical = \[\"x\"\].*group = \"x\"; .*drop = \[\"x\"\]"),
-        ("", r'Set fill = "mean", "zero" or a number \("mean" also needs normalize = "federated"\)'),
+        ("", r'Set fill = "zero" or a number, or fill = "mean" beside normalize = "federated" or "client"; or'),
         ("12.5%", "without the % sign"),
         ("1,000", "separators between thousands"),
         ("1 234 567.5", "separators between thousands"),

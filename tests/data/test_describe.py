@@ -260,6 +260,28 @@ def test_a_table_of_few_people_is_still_told_to_scale() -> None:
     assert re.match(r"Features are large: feature \d is about 17\d, and models learn best near 1\. Set norm", said)
 
 
+@pytest.mark.parametrize(
+    ("normalize", "said"),
+    [
+        ("none", r"Features differ in scale: .* Set normalize = "),
+        (
+            "client",
+            r"Features .* They are scaled by each client's own training rows, .*: normalize = .federated. scales",
+        ),
+        ("federated", r"Features .* They are scaled by the training rows of all clients, and others are far from them"),
+    ],
+)
+def test_features_that_are_scaled_already_get_other_advice(normalize: str, said: str) -> None:
+    income = torch.from_numpy(np.random.default_rng(0).normal(40_000, 9_000, 43)).float()
+    owner = np.repeat(["a", "b", "c"], [20, 20, 3])  # the last one trains with a single row
+    data = Dataset(torch.stack([income, income / 1000], 1), torch.arange(43) % 2, classes=("x", "y"), client=owner)
+    federation = federate(replace(data, features=("income", "thousands")), normalize=normalize)
+    if normalize == "federated":
+        federation.x[federation.indices(0, "test")[0], 0] = 1e6
+    (warning,) = (text for text in describe(federation).warnings if text.startswith("Features"))
+    assert re.match(said, warning)
+
+
 def test_a_feature_far_from_zero_differs_in_scale() -> None:
     draws = np.random.default_rng(0)
     near, far = draws.normal(0, 1, 200), 2e7 + 2 * draws.integers(0, 9, 200)

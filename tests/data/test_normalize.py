@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import nan
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def test_client_statistics_say_nothing_about_server_data() -> None:
 
 def test_unknown_normalisation() -> None:
     with pytest.raises(
-        InputError, match=r"none, client, federated\. Got 'federate' instead\. Did you mean 'federated'"
+        InputError, match=r"'client' or 'federated', or bounds .*Got 'federate' instead\. Did you mean 'federated'"
     ):
         federate(numbered(), clients=2, normalize="federate")
 
@@ -179,3 +180,39 @@ def test_targets_are_scaled_by_all_training_labels() -> None:
     assert made.preprocessing.target == (4.0, pytest.approx(5**0.5))
     with pytest.raises(InputError, match="scale_target is for labels that are one number, and these are 2 classes"):
         federate(numbered(), clients=2, scale_target=True)
+
+
+def test_bounds_scale_a_feature_whatever_the_examples_are() -> None:
+    data = replace(holes(), features=("age", "dose", "size"))
+    made = federate(data, clients=2, split=TRAIN_ONLY, normalize={"age": [1, 3], "size": (5, 9)})
+    order = [row.tolist() for row in made.x[made.x[:, 2].argsort()]]
+    assert sorted(order) == sorted([[-1.0, 0.0, -1.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 2.0, 1.0]])
+    assert (made.preprocessing.mean, made.preprocessing.std) == ((2.0, 0.0, 7.0), (1.0, 1.0, 2.0))
+    assert made.scaled_by == ""
+    served = federate(data, clients=2, split=TRAIN_ONLY, normalize={"dose": [0, 2]}, server=1)
+    assert {float(value) for value in served.server["test"][0][:, 1]} <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "said"),
+    [
+        ({"agee": [0, 1]}, r"there is no feature 'agee'\. Known: age, dose, size\. Did you mean 'age'"),
+        ({"age": [3, 3]}, r"bounds of age must be two numbers, the lower one first, such as \[0, 100\]\. Got \[3, 3\]"),
+        ({"age": [0, 1, 2]}, r"Got \[0, 1, 2\] instead"),
+        ({"age": 3}, "Got 3 instead"),
+        ({"age": [0, nan]}, r"Got \[0, nan\]"),
+    ],
+)
+def test_bounds_that_are_none_are_refused(bounds: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        federate(replace(holes(), features=("age", "dose", "size")), clients=2, normalize=bounds)
+    with pytest.raises(InputError, match="the features of this data have no names"):
+        federate(holes(), clients=2, normalize={"age": [0, 1]})
+
+
+def test_a_federation_knows_whose_examples_decide_its_scale() -> None:
+    data = as_dataset(np.arange(40.0).reshape(20, 2), np.arange(20) / 7, client=np.arange(20) % 2)
+    whose = {how: federate(data, normalize=how).scaled_by for how in ("none", "client", "federated")}
+    assert whose == {"none": "", "client": "its client's", "federated": "all clients'"}
+    assert federate(data, scale_target=True).scaled_by == "all clients'"
+    assert federate(data, scale_target=True, normalize="client").scaled_by == "all clients'"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from fedloom.algorithms import FedAvg, Pooled
+from fedloom.data.build import federate
+from fedloom.data.federation import as_dataset
 from fedloom.experiment.cautions import cautions
 from fedloom.experiment.experiment_file import parse
 from fedloom.experiment.plan import Plan
@@ -92,3 +96,14 @@ def test_a_metric_of_your_own_that_does_not_say_what_is_better_is_cautioned_abou
     for better in (True, False):
         inv.higher_is_better = better  # type: ignore[attr-defined]
         assert cautions(plan(), Task(Dense, metrics=["accuracy", inv]), federation((20, 20))) == []
+
+
+@pytest.mark.parametrize(("normalize", "warned"), [("client", True), ("federated", True), ({"f0": [0, 16]}, False)])
+def test_an_epsilon_of_examples_assumes_that_they_do_not_decide_the_scale(normalize: Any, warned: bool) -> None:
+    names = tuple(f"f{place}" for place in range(16))
+    source = replace(as_dataset(np.random.default_rng(0).random((40, 16)), np.arange(40) % 2), features=names)
+    data = federate(source, clients=2, normalize=normalize)
+    private = replace(plan(), privacy=PrivacyTable(example_dp=ExampleTable(epsilon=4.0)))
+    found = [said for said in cautions(private, Task(Dense), data) if "decide how data is scaled" in said]
+    assert len(found) == warned
+    assert [*cautions(replace(plan(), privacy=PrivacyTable()), Task(Dense), data)] == []

@@ -90,9 +90,20 @@ def test_a_sum_over_two_or_three_clients_is_named() -> None:
 def test_what_scales_the_data_is_outside_of_epsilon(data: dict[str, object]) -> None:
     for table in (PrivacyTable(example_dp=ExampleTable(epsilon=8.0)), PrivacyTable(dp=DpTable(epsilon=2.0))):
         (said,) = outside(table, data)
-        assert said.endswith("without noise: ε does not cover them.")
-        assert [*outside(table, {"normalize": "client"})] == []
+        one = "example" if table.dp is None else "client"
+        assert said.endswith(f"without noise, and one {one} changes how all data is scaled: ε does not cover this.")
+        of_client = [*outside(table, {"normalize": "client"})]
+        assert len(of_client) == (table.dp is None)  # what a client does with its own data is part of the client
+        assert [*outside(table, {"normalize": {"age": [0, 100]}})] == []
     assert [*outside(PrivacyTable(), data)] == []
+
+
+def test_categories_that_examples_bring_are_outside_of_epsilon() -> None:
+    private = PrivacyTable(example_dp=ExampleTable(epsilon=8.0))
+    (said,) = outside(private, {"categorical": ["ward"]})
+    assert said.startswith("ε does not cover which categories occur")
+    assert [*outside(private, {"categorical": {"ward": ["a", "b"]}})] == []
+    assert [*outside(PrivacyTable(dp=DpTable(epsilon=2.0)), {"categorical": ["ward"]})] == []
 
 
 @pytest.mark.parametrize("data", [{"normalize": "federated"}, {"categorical": ["ward"]}])

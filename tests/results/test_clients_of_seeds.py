@@ -18,6 +18,7 @@ from fedloom.results.clients_of_seeds import about_data
 from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
 from fedloom.results.summary import table as on_screen
+from tests.conftest import federation
 
 # of each seed, how many examples of each of two classes each client has
 HELD = {
@@ -44,6 +45,21 @@ def drawn(seed: int) -> fl.Federation:
     x = np.random.default_rng(seed).normal(size=(len(y), 2)) + y[:, None]
     client = np.repeat(np.arange(len(labels)), [len(one) for one in labels])
     return fl.Federation.from_arrays(x.astype(np.float32), y, client=client, seed=seed)
+
+
+@pytest.mark.parametrize("sizes", [(60, 760), (860, 760)])
+def test_the_calibration_error_of_few_test_examples_is_doubted(sizes: tuple[int, ...], tmp_path: Path) -> None:
+    task = fl.Task("logistic", args={"features": 16, "classes": 3}, metrics=["accuracy", "calibration_error"])
+    result = fl.run(federation(sizes), task, fl.FedAvg(lr=0.1), 1, out=tmp_path / "run", backend="serial")
+    run = RunData.read(result.folder)
+    tested = [client["test"] for client in run.clients]
+    assert (tested[0] < 150) == (sizes[0] == 60)
+    assert tested[1] >= 150
+    found = [text for text in cautions(run) if text.startswith("calibration_error is mostly too large")]
+    assert len(found) == (sizes[0] == 60)
+    for text in found:
+        assert "at 1 of 2 clients (client-0), which have fewer than 150 test examples for its 15 bins" in text
+        assert text.endswith("Look at the pooled number, which is from the examples of all clients at once.")
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_runs_with_other_clients_are_compared_by_global_models_on_the_same_test(
     with_other_clients(other, test="the same")
     both = combine([even, other])
     (overview,) = (table for table in tables.overview(both) if table.name == "overview_accuracy")
-    assert overview.columns == ("algorithm", "global model, server's test data")
+    assert overview.columns == ("algorithm", "global model, all clients' tests")
     assert [row[0] for row in overview.rows] == ["fedavg (even)", "pooled (even)", "fedavg (other)", "pooled (other)"]
     assert "own tests are left out" in next(cautions(both))
     assert not len(both.client_values("fedavg (even)", 1, "final", "accuracy"))
@@ -311,6 +311,18 @@ def test_cautions_about_the_numbers_of_compared_algorithms_are_repeated(comparis
     )
     (few,) = (text for text in cautions(run.choose(["fedavg"])) if "may diverge or overfit" in text)
     assert few.startswith("fedavg (other) may")  # the others are not compared
+
+
+def test_every_caution_about_numbers_names_the_run_of_each_algorithm(
+    comparison: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedloom.results.badly_served.MOST_ALGORITHMS", 0)
+    monkeypatch.setattr("fedloom.results.badly_served.badly_served", lambda run: {label: [] for label in run.labels})
+    found = [text for text in cautions(combine([comparison, other])) if "badly, too" in text]
+    assert found == [
+        f"fedavg ({name}), local ({name}), pooled ({name}) serve some clients badly, too: see the table of clients."
+        for name in ("small", "other")
+    ]
 
 
 def test_few_seeds_in_common_are_cautioned(comparison: Path, other: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ import pytest
 import fedloom as fl
 from fedloom.algorithms import FedAvg, LocalOnly, Peer
 from fedloom.network.protocol.messages import Hello
+from fedloom.privacy.dp.accounted import Accounted
+from fedloom.privacy.words import ADJACENCY
+from fedloom.results import disclosure
 from fedloom.results.disclosure import what_left
 from fedloom.results.run_data import RunData
 from tests.conftest import federation
@@ -26,8 +31,9 @@ def with_privacy(run: RunData, **table: Any) -> RunData:
 def test_without_protection_the_server_sees_each_update(run: RunData) -> None:
     found = what_left(run)
     assert found[0].startswith("This was a simulation: nothing left a machine.")
-    assert any(text.endswith("server saw the update of each client in each round it took part in.") for text in found)
-    assert any(sentence.startswith("fedavg: clients sent ") for sentence in found)
+    sees = "on a network, the server would see the update of each client in each round it takes part in."
+    assert any(text.endswith(sees) for text in found)
+    assert any(sentence.startswith("fedavg: on a network, clients would send ") for sentence in found)
     assert any(sentence.startswith("No differential privacy") for sentence in found)
 
 
@@ -47,16 +53,18 @@ def test_it_says_for_each_way_to_learn_who_saw_what(tmp_path: Path) -> None:
         )
         return what_left(RunData.read(folder))
 
+    seen = "on a network, the server would see the update of each client in each round it takes part in."
+    nothing = "local: on a network, clients would send nothing of what they learn."
     everybody = said("peer", "local", "mean")
-    assert "mean: the server saw the update of each client in each round it took part in." in everybody
-    assert "local: clients sent nothing of what they learnt." in everybody
-    assert any(text.startswith("peer: clients saw the models of the clients that send to them") for text in everybody)
+    assert f"mean: {seen}" in everybody
+    assert nothing in everybody
+    assert any(text.startswith("peer: on a network, clients would see the models of the clients") for text in everybody)
     alone = said("local")
-    assert "local: clients sent nothing of what they learnt." in alone
+    assert nothing in alone
     assert not any(
-        "client's update" in text or "the update of each" in text or "saw the models" in text for text in alone
+        "client's update" in text or "the update of each" in text or "see the models" in text for text in alone
     )
-    assert "mean: the server saw the update of each client in each round it took part in." in said("local", "mean")
+    assert f"mean: {seen}" in said("local", "mean")
 
 
 def test_on_a_network_it_mentions_the_summaries_that_sites_agreed_with(run: RunData) -> None:
@@ -150,7 +158,7 @@ def test_agents_that_add_noise_themselves_send_no_metrics(run: RunData, tmp_path
 
 def test_pooling_means_that_every_example_leaves(run: RunData) -> None:
     (found,) = (sentence for sentence in what_left(run) if sentence.startswith("pooled: "))
-    assert "every example of every client leaves it" in found
+    assert "every example of every client would leave it" in found
 
 
 def test_what_preparing_the_data_shares_is_named(run: RunData) -> None:
@@ -174,14 +182,14 @@ def test_on_a_network_what_scales_the_data_is_what_happened(run: RunData, agreed
     assert "the sum of their squares" not in found
     assert "The sums that scale the data" not in found
     assert ("A site's summary for `fedloom data agree` gives means and variances" in found) == bool(agreed)
-    assert ("ε does not cover them" in found) == bool(agreed)
+    assert ("ε does not cover this" in found) == bool(agreed)
 
 
 def test_what_scales_the_data_is_outside_of_epsilon(run: RunData) -> None:
     noisy = with_privacy(run, example_dp={"epsilon": 8.0})
     scaled = {**noisy.description, "data": {"normalize": "federated"}}
     found = what_left(replace(noisy, facts={**noisy.facts, "description": scaled}))
-    assert sum(sentence.endswith("ε does not cover them.") for sentence in found) == 1
+    assert sum(sentence.endswith("ε does not cover this.") for sentence in found) == 1
 
 
 def test_on_a_network_an_example_is_called_a_row_and_not_a_person(run: RunData) -> None:
@@ -189,3 +197,37 @@ def test_on_a_network_an_example_is_called_a_row_and_not_a_person(run: RunData) 
     served = replace(run, facts={**run.facts, "network": True, "description": about})
     assert any("which are rows and not people" in text for text in what_left(served))
     assert not any("which are rows and not people" in text for text in what_left(replace(served, facts=run.facts)))
+
+
+def test_no_sentence_about_a_simulation_says_that_something_happened(run: RunData, tmp_path: Path) -> None:
+    """One sentence alone may be quoted."""
+    tables: tuple[dict[str, Any], ...] = ({}, {"secure_aggregation": {}}, {"example_dp": {"epsilon": 2.0}})
+    data = {"normalize": "federated", "scale_target": True, "categorical": ["ward"]}
+    prepared = {**run.description, "data": data}
+    happened = re.compile(r"\b(saw|sent|left|leaves|clients share|gave away)\b")
+    for privacy in tables:
+        about = replace(run, facts={**run.facts, "description": {**prepared, "privacy": privacy}})
+        assert [text for text in what_left(about)[1:] if happened.search(text)] == []
+    folder = Path(shutil.copytree(run.folder, tmp_path / "served"))
+    (folder / "network").mkdir()
+    assert not any("would" in text for text in what_left(RunData.read(folder)))
+
+
+def test_equal_costs_of_seeds_are_one_line_and_few_names_are_listed(
+    run: RunData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(epsilons: Mapping[tuple[str, int], float]) -> list[str]:
+        found = {cell: Accounted("epsilon", epsilon, 1e-5, 1.0, 0.5, 6, cell[0]) for cell, epsilon in epsilons.items()}
+        monkeypatch.setattr(disclosure, "spent", lambda _, kind: found if kind == "epsilon" else {})
+        noisy = with_privacy(run, dp={"epsilon": 2.0, "clip": 1.0})
+        return [text for text in what_left(noisy) if "has spent" in text or "another accountant" in text]
+
+    spent, behind = said({("fedavg", 1): 1.0})
+    assert spent == f"fedavg (seed 1) has spent ε = 1, for {ADJACENCY}."
+    assert behind.startswith("fedavg (seed 1): another accountant can compute ε again from noise multiplier 1,")
+    spent, behind = said({("fedavg", seed): 1.0 for seed in range(1, 6)})
+    assert spent == f"fedavg (5 seeds: 1, 2, 3 and 2 more) has spent ε = 1 in each, for {ADJACENCY}."
+    assert said({("fedavg", 1): 1.0, ("fedavg", 2): 2.0})[0].startswith("fedavg (2 seeds: 1, 2) has spent ε = 1 to 2,")
+    *spent, behind = said({(f"a{place}", seed): 1.0 for place in range(10) for seed in (1, 2, 3)})
+    assert len(spent) == 10
+    assert behind.startswith("a0 (3 seeds: 1, 2, 3), a1 (3 seeds: 1, 2, 3), a2 (3 seeds: 1, 2, 3) and 7 more: another")

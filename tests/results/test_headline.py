@@ -26,7 +26,9 @@ def test_the_curve_is_the_global_model_if_it_was_measured(run: RunData) -> None:
     assert values.tolist() == run.server_values("fedavg", 1, "accuracy")[1].tolist()
     assert list(headline.curves(run, "fedavg", "accuracy")) == [1, 2]
     assert headline.curves(run, "local", "accuracy") == {}  # it has no global model
-    assert headline.curve_in_words(run).startswith("the global model on test data")
+    assert headline.curve_in_words(run) == "the global model on the test splits of all clients together"
+    served = RunData(run.folder, run.cells, run.metrics, run.clients, {**run.facts, "server": {"test": 30}})
+    assert headline.curve_in_words(served) == "the global model on the server's test data"
 
 
 def test_otherwise_the_curve_is_the_mean_over_clients_after_training(run: RunData) -> None:

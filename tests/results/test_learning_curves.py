@@ -158,7 +158,8 @@ def test_of_many_lines_the_best_are_in_colour_and_named_and_the_others_grey(high
 def test_with_one_seed_the_band_is_one_deviation_over_clients_and_the_caption_says_so() -> None:
     figure = drawn(panels(names(1), clients=5, server=names(1)))
     assert [len(bands(axes)) for axes in figure.axes] == [1, 1, 0]
-    assert "Lines: mean over clients. Bands: ± one standard deviation over clients. One seed." in texts(figure)
+    said = " ".join(texts(figure)).replace("\n", " ")
+    assert "Lines: mean over clients; the global model is one. Bands: ± one standard deviation over clients." in said
     found = band(seeds_of({1: {1: [0.1, 0.2, 0.6]}}), "accuracy")
     assert found.high[0] - found.mean[0] == pytest.approx(np.std([0.1, 0.2, 0.6]))
 

@@ -82,7 +82,7 @@ def test_metrics_have_intervals_over_seeds_or_the_range_of_clients(result: Resul
     text = card(hospitals(tmp_path / "one"), tmp_path)
     assert "| metric | algorithm | measured | value | lowest and highest client |" in text
     (line,) = [line for line in text.splitlines() if line.startswith("| accuracy | fedavg | final model")]
-    assert " % to " in line
+    assert re.search(r"\| \d+\.\d\d % at [a-z, ]+ to \d+\.\d\d % at [a-z, ]+ \|$", line)
 
 
 def test_the_range_of_clients_is_empty_where_the_value_is_not_of_the_last_round(tmp_path: Path) -> None:
@@ -142,7 +142,12 @@ def test_the_card_has_the_numbers_of_the_very_models_in_the_files(result: Result
         clients = run.client_values(cell.algorithm, cell.seed, "final", "accuracy").values.tolist()
         whose = " (of each client's own model)" if cell.algorithm == "local" else ""
         mean, low, high = (f"{100 * value:.2f} %" for value in (sum(clients) / 2, min(clients), max(clients)))
-        wanted = f"| {cell.algorithm}, seed {cell.seed} | final model, own test{whose} | {mean} ({low} to {high}) |"
+        ends = [
+            ", ".join(name for name, one in zip(run.client_names, clients, strict=True) if one == end)
+            for end in (min(clients), max(clients))
+        ]
+        between = f"{low} at {ends[0]} to {high} at {ends[1]}"
+        wanted = f"| {cell.algorithm}, seed {cell.seed} | final model, own test{whose} | {mean} ({between}) |"
         assert any(line.startswith(wanted) for line in lines), wanted
 
 
@@ -173,10 +178,10 @@ def test_cautions_and_privacy_are_about_the_exported_algorithms(comparison: Path
     own = text.partition("## Know this")[2].partition("## For you")[0] + text.partition("## Privacy")[2]
     assert "- fedavg: it shares." in own
     assert "No better than always predicting b" in own
-    for words in ("local", "pooled (", "pooled:", "every example of every client leaves"):
+    for words in ("local", "pooled (", "pooled:", "every example of every client would leave"):
         assert words not in own.replace("local training", "")
     whole = card(everything, tmp_path)
-    assert "every example of every client leaves" in whole
+    assert "every example of every client would leave" in whole
     assert 'weigh clients in different ways (weights = "examples" for fedavg and "uniform" for local)' in whole
 
 

@@ -442,3 +442,11 @@ def test_it_says_why_the_universal_test_may_have_another_best_algorithm(
     words = [*report.result_in_words(RunData.read(comparison))]
     assert "everybody's" not in words[0]
     assert ("depends on whose data" in words[1]) == said
+
+
+def test_a_headline_about_global_models_says_who_has_none_and_on_which_tests(run: RunData) -> None:
+    first = next(iter(report.result_in_words(run)))
+    assert first.startswith("Accuracy, global model, all clients' tests: fedavg (")
+    assert "local has no global model, and so no such number: the tables about clients' own tests compare all." in first
+    served = RunData(run.folder, run.cells, run.metrics, run.clients, {**run.facts, "server": {"test": 30}})
+    assert next(iter(report.result_in_words(served))).startswith("Accuracy, global model, server's test data: fedavg")

@@ -349,3 +349,9 @@ def test_what_several_algorithms_say_in_the_same_words_is_one_sentence(run: RunD
         "All: of them.",
     ]
     assert next(report_warnings.about_algorithms(about, ["local"])) == "fedavg: it is slow."
+
+
+@pytest.mark.parametrize(("setup", "warned"), [({"loss_is_mean": False}, 1), ({"loss_is_mean": True}, 0), (None, 0)])
+def test_a_loss_that_is_no_mean_over_examples_is_named(run: RunData, setup: Any, warned: int) -> None:
+    weighted = RunData(run.folder, run.cells, run.metrics, run.clients, {**run.facts, "setup": setup})
+    assert sum("This loss is no mean over examples" in text for text in cautions(weighted)) == warned

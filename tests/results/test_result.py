@@ -172,8 +172,13 @@ def test_json_names_the_headline_only_if_it_differs_from_the_end() -> None:
 def test_a_folder_without_a_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"is not a run folder: there is no run\.db in it"):
         Result.read(tmp_path)
-    with pytest.raises(StoreError, match="nothing is not a run folder: there is no such folder"):
+    advice = "Check its name, or start the run first: .* If you just did, wait for its first lines"
+    with pytest.raises(StoreError, match=f"nothing is not a run folder: there is no such folder. {advice}.$"):
         Result.read(tmp_path / "nothing")
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live" / "run.db").touch()
+    with pytest.raises(StoreError, match="Did you mean 'live'"):
+        Result.read(tmp_path / "lvie")
 
 
 def test_a_run_whose_process_is_gone_is_interrupted(comparison: Path, tmp_path: Path) -> None:
@@ -259,3 +264,18 @@ def test_the_model_that_predicts_is_the_first_that_all_clients_share(tmp_path: P
     shared = found.predictor("together")(torch.from_numpy(x))
     assert torch.equal(found.predictor()(torch.from_numpy(x)), shared)
     assert found.predicting(None, None, "0").algorithm == "alone"
+
+
+def test_a_model_is_the_global_one_or_that_of_a_client_who_is_named(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    algorithms = {"alone": fl.LocalOnly(lr=0.1), "fedavg": fl.FedAvg(lr=0.1)}
+    result = fl.run(federation, task, algorithms, 1, backend="serial", out=tmp_path)
+    with pytest.raises(InputError, match=r"alone has no global model: every client has its own\. Name .*fedavg"):
+        result.model("alone")
+    name = federation.name(1)
+    (own,) = result.weights("alone", client=name).values()
+    assert result.model("alone", client=name).state_dict().keys() == own.keys()
+    shared = result.weights("fedavg")["model"]
+    for leaf, found in result.model().state_dict().items():  # of the first algorithm that has one
+        assert found.equal(shared[leaf])

@@ -22,7 +22,7 @@ def headers(result: Result) -> list[object]:
 
 def test_columns_are_what_was_measured(run: RunData) -> None:
     made = on_screen(run.result)
-    common = ["algorithm", "rounds", "server test", "before local training"]
+    common = ["algorithm", "rounds", "global model, all tests", "before local training"]
     drawn = ["after local training (drawn clients)", "after local training, universal test (drawn clients)"]
     assert headers(run.result) == [*common, *drawn, "final model"]  # in the order of time
     assert list(made.columns[0].cells) == ["fedavg", "local", "pooled"]

@@ -68,5 +68,6 @@ def test_every_table_is_written_three_ways_and_the_csv_can_be_read_back(run: Run
         assert all(len(row) == len(table.columns) == len(table.kinds) for row in (*body, *table.rows))
         assert table.note.endswith(".")  # a sentence under every table
         latex = (tmp_path / f"{table.name}.tex").read_text()
-        assert latex.count(r"\\") == len(table.rows) + 1
+        assert latex.count("\\\\\n") == len(table.rows) + 1
+        assert rf"\label{{tab:{table.name.replace('_', '-')}}}" in latex
         assert "_" not in latex.replace(r"\_", "")

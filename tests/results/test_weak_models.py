@@ -27,7 +27,7 @@ def test_algorithms_that_do_no_better_than_the_most_common_label_are_named(run: 
     assert said([[1, 1, 1]]) == []
     (text,) = said([[0, 50, 0], [0, 50, 0]])
     assert text.startswith("No better than always predicting dead, which has 100.00 % by the same measure: fedavg (")
-    assert "global model, server's test data" in text
+    assert "global model, all clients' tests" in text
 
 
 @pytest.mark.parametrize("kind", ["dp", "example_dp"])

@@ -121,7 +121,7 @@ def test_a_setting_that_diverges_is_listed_with_its_reason(file: Path, tmp_path:
 
 
 def test_without_validation_data_nothing_is_ranked(file: Path) -> None:
-    with pytest.raises(InputError, match="validation"):
+    with pytest.raises(InputError, match=r"validation .* such as split = \[0\.6, 0\.2, 0\.2\]\.$"):
         sweep(file, {"train.lr": [0.1, 0.2]}, changes={"data.split": [0.8, 0.0, 0.2]})
     with pytest.raises(InputError, match="validation"):
         sweep(file, {"train.lr": [0.1, 0.2]}, changes={"data.split": [0.8, 0.0, 0.2], "data.server": 0.1})

@@ -25,6 +25,21 @@ def test_a_best_setting_at_the_edge_is_named(tmp_path: Path, best: float, said: 
     assert not [*at_edge(found, other)]
 
 
+def test_the_command_for_one_algorithm_has_no_settings_of_others(tmp_path: Path) -> None:
+    tried = tuple(Trial({"train.lr": 0.1}, label, values={1: 0.5}) for label in ("fedavg", "scaffold"))
+    found = SweepResult(tmp_path, MetricInfo("accuracy", True, True), "", tried, unchanged=("local",))
+    changes = [
+        "rounds=3",
+        "algorithm.scaffold.weights=uniform",
+        "algorithm.fedavg.weights=uniform",
+        "algorithm.local={}",
+    ]
+    commands = [text for text in advice(found, Path("x.toml"), changes) if "fedloom run" in text]
+    for command, label in zip(commands, ("fedavg", "scaffold"), strict=True):
+        changed = f"--set rounds=3 --set algorithm.{label}.weights=uniform --set train.lr=0.1"
+        assert f"x.toml --only {label} {changed} --out" in command
+
+
 def test_a_sweep_over_epsilon_names_no_best_setting_and_says_that_each_run_spends(tmp_path: Path) -> None:
     accuracy = MetricInfo("accuracy", True, True)
     tried = tuple(Trial({"privacy.dp.epsilon": one}, "a", values={1: one / 9, 2: one / 9}) for one in (8.0, 4.0))

@@ -29,7 +29,7 @@ from fedloom.data.csv_text import (
 )
 from fedloom.data.federation import Dataset
 from fedloom.data.plausibility import identifies, marks_gaps
-from fedloom.data.preprocessing import Column, Preprocessing, categories, category
+from fedloom.data.preprocessing import Column, Preprocessing, categories, category, shown_marks
 from fedloom.data.sources.archive import NOT_TEXT, known_encoding, open_text, visible
 from fedloom.data.sources.base import Source, Task, locate, require, targets
 from fedloom.data.sources.csv_folder import TABLE, clients_of, copies, instead, not_read
@@ -187,7 +187,7 @@ class Csv(Source):
             ({"label"}, self._labels, agreed.label or self._labels),
             ({"categorical"}, sorted(self._categorical), sorted(listed)),
             ({"embed"}, sorted(self.embed or ()), sorted(embedded)),
-            ({"fill", "missing"}, _shown(self._marks()), _shown(agreed.marks)),
+            ({"fill", "missing"}, shown_marks(self._marks()), shown_marks(agreed.marks)),
             ({"task"}, [self.task.replace("auto", task)], [task]),
         ):
             given = " and ".join(sorted(keys & self.model_fields_set))
@@ -475,8 +475,3 @@ def _misspelt(here: Sequence[str], there: Sequence[str]) -> str:
     """Return a hint for the first name that only differs in its spelling from an agreed one, or an empty string."""
     others = [name for name in there if name not in here]
     return next((hint for name in here if name not in there and (hint := nearest(name, others))), "")
-
-
-def _shown(marks: dict[str, float]) -> list[str]:
-    """Return what cells mean, as text: nan equals nothing, not even itself."""
-    return sorted(f"'{mark}' = {value:g}" if mark else f"{value:g} for empty cells" for mark, value in marks.items())

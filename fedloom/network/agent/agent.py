@@ -24,7 +24,7 @@ from fedloom.network.agent.enrolment import registered, repin
 from fedloom.network.agent.loaded_experiment import load_experiment
 from fedloom.network.agent.parcel_cache import NoRoom, ParcelCache
 from fedloom.network.agent.policy import Refused, Site, trust
-from fedloom.network.agent.privacy_ledger import SitePrivacy
+from fedloom.network.agent.privacy_ledger import SPENDING, SitePrivacy
 from fedloom.network.agent.questions import Questions
 from fedloom.network.agent.secure_sessions import PinnedKeys, SecureSessions, fingerprint
 from fedloom.network.agent.state_versions import StateVersions
@@ -150,15 +150,16 @@ class Agent:
     def _load(self, run_plan: Mapping[str, Any]) -> AssignmentRunner:
         try:
             fetch = partial(self.parcels.fetch, self.connection)
-            loaded = load_experiment(run_plan, self.site, fetch, self.signer.mark, self.tell)
+            spending = self.state / SPENDING
+            loaded = load_experiment(run_plan, self.site, fetch, self.signer.mark, self.tell, spending)
         except Refused as why:
-            raise self._stay_out("refused", str(why)) from None
+            raise self._stay_out("refused", str(why), why.told) from None
         except (Unreachable, Rejected):
             raise
         except FedloomError as error:
             self.tell(f"error: {error}")
             message = "its data or model could not be loaded; its own console says why"
-            raise self._stay_out("error", message) from None
+            raise self._stay_out("error", message, message) from None
         replaced = bool(registered(self.state).get("replaced"))
         states = StateVersions(self.state / "own" / str(run_plan["run"]), replaced)
         run, policy = str(run_plan["run"]), self.site.policy
@@ -172,13 +173,13 @@ class Agent:
         if loaded.plan.privacy.secure_aggregation is not None:
             self.tell(f"The fingerprint of this site, for [policy] peers of others: {fingerprint(self.signer.public)}")
         announced = identity({"plan": loaded.plan.resolved, "sources": run_plan["sources"]})
-        privacy = SitePrivacy(self.state / "privacy", run, loaded.plan, policy, announced)
+        privacy = SitePrivacy(spending, run, loaded.plan, policy, announced)
         return AssignmentRunner(loaded, policy, self.parcels, states, questions, sessions, privacy, self._go_on)
 
-    def _stay_out(self, kind: Any, why: str) -> InputError:
+    def _stay_out(self, kind: Any, why: str, told: str) -> InputError:
         """Tell the coordinator that this site does not take part; return the error to raise."""
         self._log("refused", why=why)
-        self._decline(kind, why)
+        self._decline(kind, told)
         return InputError(f"This site does not take part: {why}.")
 
     def _decline(self, kind: Any, why: str) -> None:
@@ -245,7 +246,7 @@ class Agent:
         except Unwanted:
             return False
         except Refused as why:
-            self._report(assignment, clients, "refused", str(why))
+            self._report(assignment, clients, "refused", str(why), why.told)
         except (Unreachable, Rejected):
             raise
         except Exception as error:  # both sides see what a model or a full disk raises
@@ -253,12 +254,15 @@ class Agent:
             self._report(assignment, clients, "error", error_summary(error))
         return True
 
-    def _report(self, assignment: Assignment, clients: Sequence[AssignedClient], kind: Any, message: str) -> None:
+    def _report(
+        self, assignment: Assignment, clients: Sequence[AssignedClient], kind: Any, message: str, told: str = ""
+    ) -> None:
+        """Say here why clients do not answer, and tell the coordinator the same, or less."""
         numbers = tuple(one.client for one in clients)
         self.tell(f"{kind}: {message}")
         with contextlib.suppress(StoreError):  # a disk that stays full must not keep the coordinator waiting
             self._retry(lambda: self.audit.write(kind, **assignment_facts(assignment), why=message), "audit", 5.0)
-        failure = Failure(ask=assignment.id, clients=numbers, kind=kind, message=message[:20_000])
+        failure = Failure(ask=assignment.id, clients=numbers, kind=kind, message=(told or message)[:20_000])
         self.connection.post("/v1/failures", failure)
 
     def _retry(self, write: Callable[[], None], what: str, seconds: float = DISK_PATIENCE) -> None:

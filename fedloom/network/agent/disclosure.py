@@ -39,7 +39,7 @@ def hello_message(site: Site, federation: Federation, setup: Setup, mark: str, t
     return Hello(
         versions={name: str(about[name]) for name in ("fedloom", "torch", "python", "system", "cpu_capability")},
         **DataFormat.of(federation).model_dump(),
-        clients=tuple(facts(number) for number in (range(federation.clients) if hosts is None else hosts)),
+        clients=tuple(facts(number) for number in site.hosted(federation.clients)),
         data_mark=mark,
         setup={name: value for name, value in asdict(setup).items() if name != "target"},  # which is about labels
         min_cohort=site.policy.min_cohort,

@@ -26,22 +26,22 @@ from fedloom.machine import computing
 from fedloom.network.agent.disclosure import hello_message
 from fedloom.network.agent.loaded_experiment import admitted, check_shape
 from fedloom.network.agent.policy import SCORES_LEAVE, Policy, Refused, Site, trust
-from fedloom.network.agent.privacy_ledger import check_cells
+from fedloom.network.agent.privacy_ledger import SPENDING, SitePrivacy, check_cells
 from fedloom.network.agent.questions import Questions, check_limit
 from fedloom.network.protocol.expected_update import ExpectedUpdate, expected_update, harmless, tried
 from fedloom.network.protocol.messages import DataFormat, verb_of
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import doubts, of_people
+from fedloom.privacy.words import doubts, of_people, scaled_by_examples
 from fedloom.task import Task
 from fedloom.training.probe import probe
 
 NOT_BOUND = "This does not limit an algorithm's weights and public numbers: they may be scores of any metric."
 
 
-def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
+def dry_run(site: Site, experiment: Path | None, state: Path) -> Iterator[str]:
     """Yield lines for people: what the agent says at the start, what the policy allows, what an update holds.
 
-    An experiment that this site would refuse is an error.
+    An experiment that this site would refuse is an error. `state` is the agent's folder, which is only read.
     """
     policy = site.policy
     yield f"Site {site.name}. This dry run connects nowhere and sends nothing."
@@ -60,6 +60,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     several = of_people(parsed.privacy, site.data.get("group"), federation.largest_group)
     for doubt in (
         *doubts(parsed.privacy, examples=fewest, at_least=policy.min_cohort),
+        *scaled_by_examples(parsed.privacy, federation.scaled_by),
         *several,
         *suspicions(federation, at_site=True),
     ):
@@ -69,7 +70,7 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     yield "  for a table, a hash of its columns and categories and of the statistics that scale them"
     sizes = {split: federation.sizes(split) for split in ("train", "validation", "test")}
     is_secure = parsed.privacy.secure_aggregation is not None
-    for number in range(min(federation.clients, 20)) if site.table.hosts is None else site.table.hosts[:20]:
+    for number in site.hosted(federation.clients)[:20]:
         counts = ", ".join(f"{policy.shown_size(int(sizes[split][number]))} {split}" for split in sizes)
         yield f"  client {federation.name(number)}" + (" (not its number of examples)" if is_secure else f": {counts}")
     yield "  versions of fedloom, torch and Python, and a mark that shows whether the data changed, but not what it is"
@@ -84,10 +85,14 @@ def dry_run(site: Site, experiment: Path | None) -> Iterator[str]:
     if experiment is None:
         yield "What an update holds depends on the experiment: add --experiment FILE to see it."
         return
+    if policy.max_total_epsilon is not None:
+        yield f"What was spent is read from {state}. A run of this file that has begun counts as another run here."
     try:
         policy.check_examples({federation.name(c): int(sizes["train"][c]) for c in range(federation.clients)})
         check_limit(plan, policy.max_evaluations)
         check_cells(plan, policy)
+        privacy = SitePrivacy(state / SPENDING, "a dry run", plan, policy)  # no run is called that
+        yield from privacy.check_total(site.hosted(federation.clients))
     except Refused as why:
         raise InputError(f"This site would refuse to take part: {why}.") from None
     if not parsed.privacy.hides_metrics:

@@ -26,14 +26,14 @@ from fedloom.federation.sampling import Sampling
 from fedloom.federation.work import Place
 from fedloom.network.agent.disclosure import hello_message, without_sizes
 from fedloom.network.agent.policy import Refused, Site
-from fedloom.network.agent.privacy_ledger import check_cells
+from fedloom.network.agent.privacy_ledger import SitePrivacy, check_cells
 from fedloom.network.agent.questions import check_limit
 from fedloom.network.protocol.code_fingerprint import code_hashes, different_modules
 from fedloom.network.protocol.messages import AssignedClient, DataFormat, Hello
 from fedloom.network.protocol.tensors import PROTOCOL
 from fedloom.privacy.protection import check_plan
 from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import doubts, of_people
+from fedloom.privacy.words import doubts, of_people, scaled_by_examples
 from fedloom.results.safe_text import plain
 from fedloom.task import Task
 from fedloom.training.probe import probe
@@ -187,10 +187,12 @@ def load_experiment(
     fetch: Callable[[str], Path],
     mark: Callable[[str], str],
     tell: Callable[[str], None],
+    spending: Path,
 ) -> LoadedExperiment:
     """Load what the coordinator announced, or raise `Refused` if this site may not or cannot take part.
 
-    `fetch` gets tensors by their SHA-256. `mark` makes a mark that shows whether the data changed.
+    `fetch` gets tensors by their SHA-256. `mark` makes a mark that shows whether the data changed. `spending` is the
+    folder of what clients here have spent of their privacy.
     """
     check_form(run_plan)
     if run_plan.get("protocol") != PROTOCOL:
@@ -220,10 +222,14 @@ def load_experiment(
     measured = None if plan.privacy.hides_metrics else ready.task
     hello = hello_message(site, federation, ready.setup, mark(federation.fingerprint), measured)
     site.policy.check_examples({one.name: one.train for one in hello.clients})
+    privacy = SitePrivacy(spending, str(run_plan["run"]), plan, site.policy)
+    for line in privacy.check_total(site.hosted(federation.clients)):
+        tell(line)
     fewest = min((one.train for one in hello.clients), default=0)
     several = of_people(plan.privacy, site.data.get("group"), federation.largest_group)
     for doubt in (
         *doubts(plan.privacy, examples=fewest, at_least=site.policy.min_cohort),
+        *scaled_by_examples(plan.privacy, federation.scaled_by),
         *several,
         *suspicions(federation, at_site=True),
     ):

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from fedloom.algorithms import ALGORITHMS
 from fedloom.data.sources.base import expanded
-from fedloom.errors import InputError, nearest
+from fedloom.errors import FedloomError, InputError, nearest
 from fedloom.experiment.experiment_file import Experiment, read, read_toml
 from fedloom.experiment.tables import TaskTable
 from fedloom.metrics import LOSSES, short_name
@@ -68,11 +68,15 @@ def trust(privacy: PrivacyTable, policy: Policy, algorithms: int = 1) -> str:
     return text if algorithms == 1 or privacy.has_distributed_noise else text + ALIKE.format(algorithms=algorithms)
 
 
-class Refused(Exception):
-    """The site's policy does not allow something. Both sides see the message, which may quote the coordinator."""
+class Refused(FedloomError):
+    """The site's policy does not allow something. Both sides see the message, which may quote the coordinator.
 
-    def __init__(self, message: str) -> None:
+    If the message says more than others may know, the coordinator reads `told` instead.
+    """
+
+    def __init__(self, message: str, told: str = "") -> None:
         super().__init__(plain(message))
+        self.told = told or str(self)
 
 
 class SiteTable(Record):
@@ -336,6 +340,10 @@ class Site:
     @property
     def name(self) -> str:
         return self.table.name
+
+    def hosted(self, clients: int) -> Sequence[int]:
+        """Return which of the clients in its data this site hosts."""
+        return range(clients) if self.table.hosts is None else self.table.hosts
 
 
 def rehearsal(experiment: Experiment, name: str, hosts: Sequence[int]) -> dict[str, dict[str, Any]]:

@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from fedloom.experiment.plan import Plan
 from fedloom.network.agent.policy import Policy, Refused
+from fedloom.network.protocol.messages import SPENT
 from fedloom.privacy.dp import accounting, distributed, noise
 from fedloom.privacy.dp.accounting import Mechanism
 from fedloom.privacy.dp.at_client import ClientPrivacy, LocalNoise
 from fedloom.privacy.dp.distributed import NoiseShare
 from fedloom.privacy.dp.example_level import ExamplePrivacy
-from fedloom.privacy.dp.ledger import LEDGER, Ledger
+from fedloom.privacy.dp.ledger import LEDGER, Ledger, spent_in
+from fedloom.privacy.table import PrivacyTable
+
+SPENDING = "privacy"  # the folder of the ledgers, in the agent's
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,8 @@ class SitePrivacy:
         self._charge(ledger, client, None, cell, f"session {session}", share.mechanism, 1)
 
     def _ledger(self, client: str, kind: str, delta: float) -> Ledger:
-        name = hashlib.sha256(client.encode()).hexdigest()[:16]  # a client's name may not be a name of a folder
-        # every cell of the run uses the same examples
-        rounds = self.plan.rounds * len(self.plan.algorithms) * len(self.plan.seeds)
-        return Ledger(self.folder / self.run / name / kind, delta, lambda: {"planned_rounds": rounds, "client": client})
+        header = {"planned_rounds": self.rounds, "client": client}
+        return Ledger(self.folder / self.run / _folder(client) / kind, delta, lambda: header)
 
     def _charge(
         self, ledger: Ledger, client: str, planned: float | None, cell: str, name: str, mechanism: Mechanism, count: int
@@ -102,26 +105,82 @@ class SitePrivacy:
         for whose, limit in limits.items():
             if limit is not None and spent > limit:
                 raise Refused(
-                    f"another answer of '{client}' would cost ε = {spent:.4g} in this run, and {whose} {limit:g}"
+                    f"another answer of '{client}' would cost ε = {spent:.4g} in this run, and {whose} {limit:g}",
+                    told="" if limit == planned else SPENT,  # what the run announced is no secret
                 )
         if self.policy.max_total_epsilon is not None:
-            total = self.total(client, ledger, {mechanism: count})
+            total = self.total(self.spent(client) + Counter({mechanism: count}))
             if total > self.policy.max_total_epsilon:
                 raise Refused(
                     f"another answer of '{client}' would cost ε = {total:.4g} in all runs, and the policy's "
-                    f"max_total_epsilon is {self.policy.max_total_epsilon:g}"
+                    f"max_total_epsilon is {self.policy.max_total_epsilon:g}",
+                    told=SPENT,
                 )
         ledger.charge(release, mechanism, count)
 
-    def total(self, client: str, ledger: Ledger, more: dict[Mechanism, int]) -> float:
-        """Return the ε that a client spent in all runs, with some more. All kinds of noise hide single examples.
+    @property
+    def rounds(self) -> int:
+        """The rounds of all cells of the run, which use the same examples."""
+        return self.plan.rounds * len(self.plan.algorithms) * len(self.plan.seeds)
+
+    def spent(self, client: str, run: str = "*") -> Counter[Mechanism]:
+        """Return what a client spent in one run, or in all."""
+        files = sorted(self.folder.glob(f"{run}/{_folder(client)}/*/{LEDGER}"))
+        return sum(map(spent_in, files), Counter[Mechanism]())
+
+    def planned(self, examples: Mapping[int, int]) -> Counter[Mechanism]:
+        """Return what a client spends that answers in every round; it has this many training examples in each seed."""
+        table, found = self.plan.privacy, Counter[Mechanism]()
+        if table.example_dp is not None:
+            privacy = ExamplePrivacy(table.example_dp, self.rounds, b"")
+            for algorithm in self.plan.algorithms.values():
+                for count in examples.values():
+                    steps = privacy.steps(max(count, 1), algorithm.train)
+                    found[steps.mechanism] += steps.count * self.plan.rounds
+        if table.has_local_noise and table.dp is not None:
+            found[LocalNoise(table.dp, self.rounds, b"").mechanism] += self.rounds
+        if table.has_distributed_noise and table.dp is not None:
+            found[Mechanism(distributed.multiplier(table.dp, self.plan.rounds), discrete=True)] += self.rounds
+        return found
+
+    def check_total(self, clients: Collection[int]) -> Iterator[str]:
+        """Say what the run takes the ε of all runs to; raise `Refused` if it is too much to end the run.
+
+        What a client has spent in this run is part of what it needs for it. Rounds that begin again are not foreseen.
+        """
+        allowed = self.policy.max_total_epsilon
+        if allowed is None or not clients or not self.plan.rounds:
+            return
+        federations, found = {seed: self.plan.federation(seed) for seed in self.plan.seeds}, []
+        for client in clients:
+            name = federations[self.plan.seeds[0]].name(client)
+            planned = self.planned({seed: int(one.sizes("train")[client]) for seed, one in federations.items()})
+            spent, here = self.spent(name), self.spent(name, self.run)
+            found.append((self.total(spent - here + (here | planned)), name, spent, planned))
+        total, name, *others = max(found, key=lambda one: one[0])
+        before, needed = map(self.total, others)
+        whose = f" of '{name}'" if len(clients) > 1 else ""
+        unknown, less = _unknown(self.plan), _less(self.plan.privacy)
+        if total > allowed and not unknown:
+            raise Refused(
+                f"this run would take the ε{whose} of all runs to {total:.4g}, and max_total_epsilon is {allowed:g}: "
+                f"{before:.4g} are spent already. Raise it in [policy], or ask the coordinator for {less}",
+                told=f"the site's privacy budget has too little left for this run. It needs {less}, or a larger budget",
+            )
+        yield (
+            f"ε{whose}: {before:.4g} spent in all runs, {needed:.4g} needed for all rounds of this run, "
+            f"{total:.4g} together, {allowed:g} allowed ([policy] max_total_epsilon)."
+        )
+        if unknown:
+            yield f"How many rounds clients here answer is not known: {unknown}."
+        if total > allowed:
+            yield "Caution: this agent refuses rounds that would take the ε of all runs beyond what is allowed."
+
+    def total(self, spent: Counter[Mechanism]) -> float:
+        """Return the ε of what was spent, of any kind. All kinds of noise hide single examples.
 
         Another example can turn a change around. So noise for changes that zeros replace counts as half as large.
         """
-        assert ledger.folder is not None
-        spent: Counter[Mechanism] = Counter(more)
-        for file in sorted(self.folder.glob(f"*/{ledger.folder.parent.name}/*/{LEDGER}")):
-            spent += Ledger(file.parent, ledger.delta, dict).spent
         of_examples: Counter[Mechanism] = Counter()
         for kind, count in spent.items():
             z = kind.noise_multiplier / 2 if kind.discrete else kind.noise_multiplier
@@ -141,6 +200,30 @@ def check_cells(plan: Plan, policy: Policy) -> None:
             f"the {cells} cells of this run (algorithms × seeds) cost ε = {spent:.4g} together, and the policy's "
             f"max_epsilon is {policy.max_epsilon:g}"
         )
+
+
+def _unknown(plan: Plan) -> str:
+    """Return why nobody knows how many rounds a client answers, or an empty string if it is all of them."""
+    cohort, dp = plan.cohort, plan.privacy.dp
+    if cohort.mode == "async":
+        return "rounds are asynchronous"
+    if cohort.count is not None or cohort.fraction < 1:
+        return "[cohort] draws the clients of each round"
+    if plan.evaluate.stop == "target":
+        return "the run stops at its target"
+    stops = dp is not None and dp.epsilon is not None and dp.noise_multiplier is not None
+    return "the run stops when the ε of its [privacy] dp is spent" if stops else ""
+
+
+def _less(table: PrivacyTable) -> str:
+    """Return what makes a run cost less. Noise for a given ε is made for all rounds, so fewer cost nearly the same."""
+    fixed = table.example_dp is None and table.dp is not None and table.dp.noise_multiplier is not None
+    return "fewer rounds or a larger noise_multiplier" if fixed else "a smaller ε"
+
+
+def _folder(client: str) -> str:
+    """Return the folder of a client, whose name may not be a name of a folder."""
+    return hashlib.sha256(client.encode()).hexdigest()[:16]
 
 
 def _planned(ledger: Ledger) -> int:

@@ -372,7 +372,7 @@ class NetworkBackend(Backend):
         able = {client for client, (agent, _) in self.roster.hosts.items() if agent not in revoked}
         reasons = reasons_of(failures, self.roster.name)
         if reasons and able <= self.failing:
-            raise nobody_could_work(round, reasons)
+            raise nobody_could_work(round, failures, self.roster.name)
         if not self.pool.ready():
             raise QuorumError(
                 f"Round {round}: all agents are gone, and none came back within {self.sampling.deadline}. Nothing is "

@@ -122,7 +122,7 @@ class SecureRounds:
         last = relay.calls[-1] if relay.calls else None  # none if the sum was stored before a restart
         reasons = reasons_of(last.failures, self.backend.roster.name) if last is not None else ""
         if reasons and last is not None and not last.answers and self._abandoned_in_a_row > 1:
-            raise nobody_could_work(work.round, reasons)
+            raise nobody_could_work(work.round, last.failures, self.backend.roster.name)
         if not self.pool.ready():
             raise QuorumError(f"{error} No agent is left: start the agents again, and serve the same file to continue.")
         self.pool.log("abandoned", f"{self.backend.cell.label}: round {work.round} is abandoned. {error} {reasons}")

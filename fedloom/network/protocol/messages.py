@@ -201,6 +201,9 @@ class Answer(Message):
     results: tuple[ResultHeader, ...]
 
 
+SPENT = "the site's privacy budget is spent"  # the whole message of a refusal: what was spent stays at the site
+
+
 class Failure(Message):
     """Why an agent did not do its work: an error, or its site's policy."""
 

@@ -38,8 +38,12 @@ def cautions(
     parameters: int,
     examples: Sequence[int],
     training: Training,
+    by_examples: bool = False,
 ) -> Iterator[str]:
-    """Yield a sentence for each noise that drowns learning; `examples` is how many each client trains on."""
+    """Yield a sentence for each noise that drowns learning; `examples` is how many each client trains on.
+
+    `by_examples`, a mean weighs clients by them, and otherwise all alike.
+    """
     clients = sampling.size(len(examples))
     over, on = f"Over {rounds} rounds with {clients} clients it is about", f"on {parameters:,} parameters"
     if table.dp is not None and rounds and (table.dp.epsilon or 0) <= FAINT:
@@ -57,9 +61,12 @@ def cautions(
                 "clients is for hundreds of them: more clients in a round or a larger ε help, or example_dp, which "
                 "protects single examples."
             )
-    middle = sorted(examples)[len(examples) // 2]  # 0 where sites do not say it
-    if table.example_dp is not None and middle and rounds and table.example_dp.epsilon <= FAINT:
-        ratio = _of_examples(table.example_dp, training, middle, rounds) * sqrt(parameters / clients)
+    if table.example_dp is not None and any(examples) and rounds and table.example_dp.epsilon <= FAINT:
+        sizes = [size for size in examples if size]  # 0 where sites do not say it
+        noise = {size: _of_examples(table.example_dp, training, size, rounds) for size in {*sizes}}  # small: much
+        weights = [size if by_examples else 1 for size in sizes]
+        squares = sum((weight * noise[size]) ** 2 for size, weight in zip(sizes, weights, strict=True))
+        ratio = sqrt(squares * len(sizes) / sum(weights) ** 2 * parameters / clients)
         if ratio > DROWNS_EXAMPLES:
             yield (
                 f"[privacy] example_dp: noise will drown much of what is learnt. {over} {ratio:.2g} times as long as "

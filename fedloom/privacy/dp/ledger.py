@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,15 @@ class Ledger:
             return
         folder.mkdir(parents=True, exist_ok=True)
         self.secret = _secret(folder / KEY, begun=(folder / LEDGER).exists())
-        lines = _lines(folder / LEDGER)
+        lines = _lines(folder / LEDGER, mend=True)
         if not lines:
             self.header = dict(begin())
             self._append({"format": 1, **self.header})
             return
         first, *entries = lines
         self.header = {key: value for key, value in first.items() if key != "format"}
-        for entry in entries:
-            self.charged.add(entry["release"])
-            kind = Mechanism(entry["noise_multiplier"], entry["q"], entry["of"], entry.get("discrete", False))
-            self.spent[kind] += entry.get("count", 1)
+        self.charged = {entry["release"] for entry in entries}
+        self.spent = _sum(entries)
 
     @property
     def releases(self) -> int:
@@ -94,6 +92,19 @@ class Ledger:
             raise StoreError(f"Nothing was released, because {path} cannot be written: {error}.") from error
 
 
+def spent_in(path: Path) -> Counter[Mechanism]:
+    """Return what was charged in a ledger's file, which another process may be writing."""
+    return _sum(_lines(path)[1:])
+
+
+def _sum(entries: Iterable[Mapping[str, Any]]) -> Counter[Mechanism]:
+    spent: Counter[Mechanism] = Counter()
+    for entry in entries:
+        kind = Mechanism(entry["noise_multiplier"], entry["q"], entry["of"], entry.get("discrete", False))
+        spent[kind] += entry.get("count", 1)
+    return spent
+
+
 def _write(path: Path, how: int, content: bytes) -> None:
     """Write to a file that only its owner may read. The content is on the disk when this returns."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600), "wb") as file:
@@ -118,13 +129,16 @@ def _secret(path: Path, begun: bool) -> bytes:
     return found
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Return the entries. A last line without its end was never complete, so nothing was released for it."""
+def _lines(path: Path, mend: bool = False) -> list[dict[str, Any]]:
+    """Return the entries. A last line without its end was never complete, so nothing was released for it.
+
+    Only the process that adds entries may `mend` the file.
+    """
     if not path.exists():
         return []
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
+    if mend and whole != content:
         os.truncate(path, len(whole))
     try:
         return [json.loads(line) for line in whole.splitlines()]

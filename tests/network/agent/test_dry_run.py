@@ -20,6 +20,8 @@ from fedloom.network.agent.loaded_experiment import check_data
 from fedloom.network.agent.policy import SCORES_LEAVE, TRUST, site_of
 from fedloom.network.protocol.expected_update import synthetic_place
 from fedloom.network.protocol.messages import DataFormat
+from fedloom.privacy.dp.accounting import Mechanism, epsilon
+from fedloom.privacy.dp.ledger import Ledger
 from fedloom.task import Task
 from fedloom.training.probe import probe
 from tests.conftest import Dense
@@ -33,7 +35,7 @@ SECURE = {"secure_aggregation": {}}
 def lines(tmp_path: Path, experiment: dict[str, Any] | None = None, **policy: Any) -> list[str]:
     site = site_of({"site": {"name": "kerry"}, "data": DATA, "policy": policy}, tmp_path / "kerry.toml")
     file = write_toml(tmp_path / "experiment.toml", experiment) if experiment else None
-    return list(dry_run(site, file))
+    return list(dry_run(site, file, tmp_path / "state"))
 
 
 def test_without_an_experiment_it_shows_data_and_policy(tmp_path: Path) -> None:
@@ -77,6 +79,22 @@ def test_no_metric_leaves_beside_what_is_protected(
     assert any(line.startswith(f"Metrics that may leave: none, because {why}.") for line in shown)
 
 
+def test_it_says_what_is_spent_needed_and_allowed_and_refuses_what_is_too_much(tmp_path: Path) -> None:
+    given = {**EXPERIMENT, "rounds": 1, "privacy": {"dp": {"noise": "local", "epsilon": 2.0, "clip": 1.0}}}
+    given["algorithm"] = {"fedavg": {"weights": "uniform"}}
+    begun = Ledger(tmp_path / "state/privacy/aa" / hashlib.sha256(b"1").hexdigest()[:16] / "local", 1e-5, dict)
+    begun.charge("round 1", Mechanism(3.0))
+    spent, needed = epsilon({Mechanism(3.0): 1}, 1e-5).value, "2 needed for all rounds of this run"
+    shown = lines(tmp_path, given, max_total_epsilon=3.0)
+    line = next(line for line in shown if line.startswith("ε of '1': "))
+    assert re.fullmatch(rf"ε of '1': {spent:.4g} spent in all runs, {needed}, 2\.\d+ together, 3 allowed .*", line)
+    assert any(line.startswith(f"What was spent is read from {tmp_path / 'state'}. ") for line in shown)
+    with pytest.raises(
+        InputError, match=r"refuse to take part: this run would take the ε of '1' of all runs to 2\.\d+"
+    ):
+        lines(tmp_path, given, max_total_epsilon=2.1)
+
+
 def test_a_delta_that_protects_nobody_here_is_named(tmp_path: Path) -> None:
     shown = lines(tmp_path, {**EXPERIMENT, "privacy": {"example_dp": {"delta": 2e-3}}})
     assert any(
@@ -110,7 +128,7 @@ def test_a_site_learns_what_an_epsilon_of_examples_means_for_its_people(
     given = {"rounds": 1, "task": {"model": "logistic", "args": {"features": 1, "classes": 2}}}
     given |= {"privacy": {"example_dp": {"epsilon": 4.0}}}
     file = write_toml(tmp_path / "experiment.toml", given)
-    assert re.search(f"Caution: .*rows and not people.*{words}", "\n".join(dry_run(site, file)))
+    assert re.search(f"Caution: .*rows and not people.*{words}", "\n".join(dry_run(site, file, tmp_path)))
 
 
 def test_sizes_do_not_leave_under_secure_aggregation(tmp_path: Path) -> None:
@@ -175,12 +193,12 @@ def test_a_site_without_the_agreed_table_hears_of_it(tmp_path: Path) -> None:
     site = site_of({"data": data}, tmp_path / "kerry.toml")
     missing = r'2 features here, 3 features in the run: preprocessing = "agreed\.json" may be missing in \[data\]'
     with pytest.raises(InputError, match=missing):
-        list(dry_run(site, file))
+        list(dry_run(site, file, tmp_path))
     with pytest.raises(InputError, match=r'2 features here, 3 features there\. Add preprocessing = "agreed\.json"'):
         check_data(site)  # `join` does this before it uses the token
     prepared = site_of({"data": {**data, "preprocessing": "agreed.json"}}, tmp_path / "kerry.toml")
     check_data(prepared)
-    assert list(dry_run(prepared, file))
+    assert list(dry_run(prepared, file, tmp_path))
 
 
 @pytest.mark.parametrize("clients", [{"client": "ward"}, {"drop": ["ward"]}])
@@ -202,7 +220,7 @@ def test_a_site_that_is_unlike_all_sites_together_has_no_caution_that_tables_hav
         site = write_toml(tmp_path / "oslo.toml", {"site": {"name": "oslo"}, "data": data})
         described = CliRunner().invoke(app, ["data", "describe", str(site), "--picture", str(tmp_path / "x.png")])
         assert described.exit_code == 0, described.output
-        said = dry_run(site_of({"site": {"name": "oslo"}, "data": data}, site), None)
+        said = dry_run(site_of({"site": {"name": "oslo"}, "data": data}, site), None, tmp_path)
         return " ".join([*said, *described.output.split()])
 
     alike, in_metres = cautions(1.0), cautions(0.01)

@@ -72,7 +72,7 @@ def test_examples_of_another_shape_than_the_runs_are_refused_in_words(tmp_path: 
 def test_another_protocol_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     site = site_of({"data": {"source": "nothing"}}, tmp_path / "kerry.toml")
     with pytest.raises(Refused, match="the coordinator speaks protocol 1, and this agent speaks 3"):
-        load_experiment({**PLAN, "protocol": 1}, site, Path, str, print)
+        load_experiment({**PLAN, "protocol": 1}, site, Path, str, print, tmp_path)
 
 
 def test_a_run_whose_rounds_have_too_many_clients_for_the_policy_is_refused_before_it_starts(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_an_agent_says_what_its_protections_leave_open(tmp_path: Path, privacy: 
     run._publish_plan()
     site, said = site_of(run.tables[0], tmp_path / "kerry.toml"), list[str]()
     load_experiment(
-        run.pool.run_plan, site, lambda sha: run.pool.initial_weights[sha], lambda text: "mark", said.append
+        run.pool.run_plan, site, lambda sha: run.pool.initial_weights[sha], lambda text: "mark", said.append, tmp_path
     )
     run.ledger.close()
     run._held.close()
@@ -133,7 +133,8 @@ def test_data_of_another_form_is_refused(tmp_path: Path) -> None:
     site, said = site_of(run.tables[0], tmp_path / "kerry.toml"), list[str]()
 
     def load(plan: dict[str, Any]) -> LoadedExperiment:
-        return load_experiment(plan, site, lambda sha: run.pool.initial_weights[sha], lambda text: "mark", said.append)
+        weights = run.pool.initial_weights
+        return load_experiment(plan, site, lambda sha: weights[sha], lambda text: "mark", said.append, tmp_path)
 
     with pytest.raises(Refused, match=r"the data does not fit the run's. features: \[63\] there, \[64\] here"):
         load(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +17,13 @@ from fedloom import tree
 from fedloom.errors import InputError, TrainingError
 from fedloom.experiment.progress import Silent
 from fedloom.experiment.store import Store
+from fedloom.experiment.tables import EvaluateTable
+from fedloom.federation.sampling import Sampling
 from fedloom.network.agent.policy import Policy, Refused
 from fedloom.network.agent.privacy_ledger import SitePrivacy
 from fedloom.network.coordinator import network_run
 from fedloom.privacy.dp.accounting import Mechanism, epsilon
-from fedloom.privacy.dp.distributed import NoiseShare
+from fedloom.privacy.dp.distributed import NoiseShare, multiplier
 from fedloom.privacy.dp.ledger import LEDGER
 from fedloom.privacy.table import DpTable, ExampleTable, PrivacyTable, SecureTable
 from tests.network.conftest import InProcessRun
@@ -144,6 +147,100 @@ def test_all_runs_count_at_the_delta_of_the_policy_whatever_noise_they_have(tmp_
             protection.charge("round 1", Mechanism(4.0), 1)
 
 
+SHARES = PrivacyTable(
+    secure_aggregation=SecureTable(), dp=DpTable(noise_multiplier=4.0, clip=1.0, noise="distributed", colluders=0.2)
+)
+
+
+def planned(folder: Path, table: PrivacyTable, run: str, cohort: Sampling = Sampling(), **policy: Any) -> SitePrivacy:
+    """A run of three rounds of two algorithms, at a site with one client that has 120 training examples."""
+    algorithms = {"a": fl.FedAvg(lr=0.1, batch_size=40), "b": fl.FedProx(lr=0.1, batch_size=40)}
+    federation = SimpleNamespace(name=lambda client: "kerry", sizes=lambda split: [120])
+    plan: Any = SimpleNamespace(
+        privacy=table,
+        rounds=3,
+        algorithms=algorithms,
+        seeds=(1,),
+        cohort=cohort,
+        evaluate=EvaluateTable(),
+        federation=lambda seed: federation,
+    )
+    return SitePrivacy(folder, run, plan, Policy(**policy))
+
+
+def answer(privacy: SitePrivacy, rounds: Iterable[int] = (1, 2, 3)) -> None:
+    """Charge what a client's agent charges in these rounds."""
+    table = privacy.plan.privacy
+    for label, algorithm in privacy.plan.algorithms.items():
+        for round in rounds:
+            found = privacy.of_client("kerry", f"{label}-1")
+            if found is not None and found.examples is not None and found.examples.charge is not None:
+                steps = found.examples.steps(120, algorithm.train)
+                found.examples.charge(f"round {round}", steps.mechanism, steps.count)
+            if found is not None and found.local is not None and found.local.charge is not None:
+                found.local.charge(f"round {round}", found.local.mechanism, 1)
+            if table.has_distributed_noise and table.dp is not None:
+                z = multiplier(table.dp, privacy.plan.rounds)
+                privacy.charge_share("kerry", f"{label}-1", NoiseShare.of(table, z, 5), f"{round}")
+
+
+@pytest.mark.parametrize(
+    "table",
+    [EXAMPLES, LOCAL, SHARES, EXAMPLES.replace(dp=LOCAL.dp)],
+    ids=["examples", "local", "distributed", "examples and local"],
+)
+def test_what_is_said_before_a_run_is_what_its_last_round_comes_to(tmp_path: Path, table: PrivacyTable) -> None:
+    answer(planned(tmp_path, table, "run1"))
+    answer(planned(tmp_path / "both", table, "run1"))
+    answer(planned(tmp_path / "both", table, "run2"))
+    both = planned(tmp_path / "both", table, "run2")
+    total = both.total(both.spent("kerry"))
+    with pytest.raises(Refused, match=rf"to {total:.4g}, and max_total_epsilon is {total - 0.01:g}: .* spent already"):
+        list(planned(tmp_path, table, "run2", max_total_epsilon=total - 0.01).check_total([0]))
+    enough = planned(tmp_path, table, "run2", max_total_epsilon=total + 1e-6)
+    (line,) = enough.check_total([0])
+    assert f" {total:.4g} together, " in line
+    answer(enough)
+
+
+def test_a_run_that_is_resumed_does_not_count_its_rounds_twice(tmp_path: Path) -> None:
+    answer(planned(tmp_path, LOCAL, "run1"))
+
+    def together() -> str:
+        (line,) = planned(tmp_path, LOCAL, "run2", max_total_epsilon=20.0).check_total([0])
+        return line.split(" needed ")[1]
+
+    before = together()
+    answer(planned(tmp_path, LOCAL, "run2"), rounds=(1, 2))
+    assert together() == before
+    (other,) = planned(tmp_path, LOCAL, "run3", max_total_epsilon=20.0).check_total([0])
+    assert before not in other
+
+
+def test_a_run_that_costs_too_much_is_refused_and_others_do_not_learn_what_was_spent(tmp_path: Path) -> None:
+    for table, less in ((EXAMPLES, "a smaller ε"), (SHARES, "fewer rounds or a larger noise_multiplier")):
+        with pytest.raises(Refused) as refused:
+            list(planned(tmp_path, table, "run1", max_total_epsilon=0.5).check_total([0]))
+        assert str(refused.value).startswith("this run would take the ε of all runs to ")
+        assert str(refused.value).endswith(
+            "and max_total_epsilon is 0.5: 0 are spent already. Raise it in [policy], or ask the coordinator for "
+            f"{less}"
+        )
+        assert refused.value.told == (
+            f"the site's privacy budget has too little left for this run. It needs {less}, or a larger budget"
+        )
+    assert not list(tmp_path.iterdir())  # a dry run writes nothing
+    assert not list(planned(tmp_path, EXAMPLES, "run1").check_total([0]))  # no limit
+
+
+@pytest.mark.parametrize("cohort", [Sampling(count=5), Sampling(fraction=0.5), Sampling(mode="async")])
+def test_a_run_of_which_a_client_answers_an_unknown_part_is_not_refused(tmp_path: Path, cohort: Sampling) -> None:
+    said = list(planned(tmp_path, LOCAL, "run1", cohort, max_total_epsilon=2.0).check_total([0]))
+    assert said[1].startswith("How many rounds clients here answer is not known: ")
+    assert said[2] == "Caution: this agent refuses rounds that would take the ε of all runs beyond what is allowed."
+    assert len(list(planned(tmp_path, LOCAL, "run1", cohort, max_total_epsilon=9.0).check_total([0]))) == 2
+
+
 EXPERIMENT: dict[str, Any] = {
     "name": "net",
     "rounds": 2,
@@ -203,6 +300,38 @@ def test_an_algorithm_that_adds_no_noise_does_not_count_as_privacy_of_examples(
     run = InProcessRun(tmp_path / "lying", values, {"max_epsilon": 1.0}, {})
     with pytest.raises(InputError, match=r"This site does not take part: .*example_dp"):
         run.run(Silent())
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [{"example_dp": {"epsilon": 4.0}}, {"dp": {"epsilon": 4.0, "clip": 1.0, "noise": "local"}}],
+    ids=["examples", "local"],
+)
+def test_an_agent_whose_budget_is_spent_says_so_and_no_more(tmp_path: Path, privacy: dict[str, Any]) -> None:
+    """How many rounds of the second run it answers is not known before, because clients are drawn."""
+    values, policy = {**EXPERIMENT, "privacy": privacy}, {"max_epsilon": 4.0, "max_total_epsilon": 4.3}
+    assert InProcessRun(tmp_path / "first", values, policy).run(Silent()).status == "done"
+    run = InProcessRun(tmp_path / "run", values, policy, count=4)
+    with pytest.raises(TrainingError, match=r"Clients that failed: 0, refused or rejected: 4\. Where a site's privacy"):
+        run.run(Silent())
+    here = [text for text in run.said if "max_total_epsilon is 4.3" in text]
+    assert here
+    assert all(text.startswith("refused: another answer of '") for text in here)
+    told = {text for text in run.said if text.startswith("site-0 ") and "ready" not in text and "connected" not in text}
+    assert told == {"site-0 refuses: the site's privacy budget is spent"}
+
+
+def test_an_agent_is_not_ready_for_a_run_that_its_budget_cannot_end(tmp_path: Path) -> None:
+    values = {**EXPERIMENT, "privacy": {"example_dp": {"epsilon": 4.0}}}
+    run = InProcessRun(tmp_path / "run", values, {"max_epsilon": 4.0, "max_total_epsilon": 4.5})
+    assert run.run(Silent()).status == "done"
+    again = InProcessRun(tmp_path / "again", values, {"max_epsilon": 4.0, "max_total_epsilon": 4.5})
+    with pytest.raises(
+        InputError, match=r"take the ε of '\d' of all runs to .*, and max_total_epsilon is 4\.5: 4 are spent"
+    ):
+        again.run(Silent())
+    assert not any(text.startswith("Ready") for text in again.said)
+    assert any(text.startswith("site-0 refuses: the site's privacy budget has too little left") for text in again.said)
 
 
 class Leaks(fl.FedAvg):

@@ -463,7 +463,8 @@ def test_the_report_says_what_each_cell_spent_and_what_they_spend_together(tmp_p
     run(tmp_path, rounds=1, dp={"noise_multiplier": 4.0, "clip": 0.5}, seeds=2)
     text = " ".join(what_left(RunData.read(tmp_path)))
     one = epsilon({Mechanism(4.0, 0.5): 1}, 1e-5).value
-    assert f"fedavg (seed 2) has spent ε = {one:.3g}, for two runs that differ in one client, added or removed." in text
+    about = "two runs that differ in one client, added or removed"
+    assert f"fedavg (2 seeds: 1, 2) has spent ε = {one:.3g} in each, for {about}." in text
     assert (
         f"These 2 trained on the same data: a person who sees all of them learns as much as ε = {2 * one:.3g}" in text
     )

@@ -72,3 +72,16 @@ def test_noise_of_examples_drowns_digits_below_an_epsilon_of_two(epsilon: float,
     table, train = PrivacyTable(example_dp={"epsilon": epsilon}), fl.FedAvg(batch_size=16).train
     said = [*drowning.cautions(table, fl.Sampling(), 20, 2410, [108] * 10, train)]
     assert len(said) == drowned
+
+
+def test_a_small_client_adds_as_much_noise_as_it_counts() -> None:
+    def times(examples: list[int], by_examples: bool = False) -> float:
+        table, train = PrivacyTable(example_dp={"epsilon": 1.0}), fl.FedAvg(batch_size=10, epochs=1.0).train
+        (text,) = drowning.cautions(table, fl.Sampling(), 10, 10**8, examples, train, by_examples)
+        return float(text.split("it is about ")[1].split(" times")[0].replace(",", ""))
+
+    alike, small, uneven = times([200] * 4), times([20] * 4), times([200, 200, 200, 20])
+    assert small > 5 * alike
+    assert uneven == pytest.approx(((3 * alike**2 + small**2) / 4) ** 0.5, rel=0.05)
+    weighted = times([200, 200, 200, 20], by_examples=True)
+    assert weighted == pytest.approx(((3 * 200**2 * alike**2 + 20**2 * small**2) * 4) ** 0.5 / 620, rel=0.05)

@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.errors import StoreError
 from fedloom.privacy.dp.accounting import Mechanism, epsilon
-from fedloom.privacy.dp.ledger import KEY, LEDGER, Ledger
+from fedloom.privacy.dp.ledger import KEY, LEDGER, Ledger, spent_in
 
 Z = Mechanism(1.0, 0.1)
 
@@ -53,6 +53,15 @@ def test_the_cost_of_more_is_known_before_it_is_charged(tmp_path: Path) -> None:
 def test_the_settings_of_the_first_start_hold(tmp_path: Path) -> None:
     opened(tmp_path)
     assert Ledger(tmp_path, 1e-5, lambda: {"noise_multiplier": 9.0}).header == {"noise_multiplier": 1.0}
+
+
+def test_what_was_spent_is_read_without_changing_the_file_that_another_process_writes(tmp_path: Path) -> None:
+    opened(tmp_path).charge("1/0/abc", Z, 3)
+    with (tmp_path / LEDGER).open("ab") as file:
+        file.write(b'{"release": "1/1')
+    before = (tmp_path / LEDGER).read_bytes()
+    assert spent_in(tmp_path / LEDGER) == {Z: 3}
+    assert (tmp_path / LEDGER).read_bytes() == before
 
 
 def test_a_torn_last_line_was_never_released(tmp_path: Path) -> None:
