@@ -107,25 +107,29 @@ def describe(federation: Federation, where: str = "", at_site: bool = False) -> 
 def label_counts(federation: Federation, most: int = 200) -> dict[str, object] | None:
     """Return the number of examples of every label at every client, in a form for JSON: of all and of test examples.
 
-    If the server holds test examples, "server" has their labels. The result is None for a regression, and for more than
-    `most` clients or classes.
+    No client has a row if there are more than `most` of them, or if their examples are elsewhere, as on a network. If
+    the server holds test examples, "server" has their labels. The result is None for a regression, and for more than
+    `most` classes.
 
     >>> federation = Federation.from_arrays(np.zeros((6, 1)), [0, 0, 0, 0, 1, 1], client=["a"] * 3 + ["b"] * 3)
     >>> label_counts(federation)
     {'classes': ['0', '1'], 'counts': [[3, 0], [1, 2]], 'tested': [[1, 0], [1, 0]]}
     """
     classes, clients = len(federation.classes), federation.clients
-    if not 0 < classes <= most or clients > most:
+    if not 0 < classes <= most:
         return None
-    pairs = client_and_label(federation)
-    some = {"counts": pairs, "tested": pairs[federation.indices(federation.everyone, "test").numpy()]}
-    counted = {name: np.bincount(one, minlength=clients * classes) for name, one in some.items()}
-    _, at_server = federation.server.get("test", (None, None))
-    return {
-        "classes": list(federation.classes),
-        **{name: counts.reshape(clients, classes).tolist() for name, counts in counted.items()},
-        **({} if at_server is None else {"server": np.bincount(at_server.numpy(), minlength=classes).tolist()}),
-    }
+    counted: dict[str, list[Any]] = {"counts": [], "tested": []}
+    if len(federation.y) and clients <= most:
+        pairs = client_and_label(federation)
+        some = {"counts": pairs, "tested": pairs[federation.indices(federation.everyone, "test").numpy()]}
+        counted = {
+            name: np.bincount(one, minlength=clients * classes).reshape(clients, classes).tolist()
+            for name, one in some.items()
+        }
+    if "test" in federation.server:  # which may have labels that are no class, such as ignored ones
+        _, at_server = federation.server["test"]
+        counted["server"] = [int((at_server == number).sum()) for number in range(classes)]
+    return {"classes": list(federation.classes), **counted}
 
 
 def table(description: Description, limit: int = 20) -> Table:

@@ -26,9 +26,9 @@ def cautions(plan: Plan, task: Task, federation: Federation, seed: int | None = 
         found += [f"{label}: {said}" for said in _without_effect(algorithm)]
         if said := algorithm.caution(task):
             found.append(f"{label}: {said}.")
-    least, cohort = int(federation.sizes("train").min()), plan.cohort.steady_size(federation.clients)
+    least = min(filter(None, federation.sizes("train").tolist()), default=None)  # a secure sum hides them
     weak = [
-        *doubts(plan.privacy, federation.clients, least, where, cohort),
+        *doubts(plan.privacy, federation.clients, least, where, plan.cohort.steady_size(federation.clients)),
         *scaled_by_examples(plan.privacy, federation.scaled_by),
     ]
     unequal = unequal_weights.caution(weights_of(plan), federation.sizes("train").tolist(), where)

@@ -203,7 +203,7 @@ class WorkerGroup:
             self.store.set_policies(federation)  # which may have changed
         else:
             self.store.set_clients(federation)
-            # on a network, the coordinator does not have the data
+            # on a network, the coordinator does not have the clients' data
             if len(federation.y):
                 where = self.plan.in_seed(first)
                 warnings = describe(federation, where).warnings
@@ -212,10 +212,10 @@ class WorkerGroup:
                 # what every seed has its own numbers of is in facts of its own
                 counted = {*scarcity.sentences(federation, where)} if where else set()
                 self.store.set_fact("cautions about the data", [one for one in warnings if one not in counted])
-                held = label_counts(federation)
-                if held is not None:
-                    self.store.set_fact("labels", held)
-                self.store.set_fact("server", {split: len(y) for split, (_, y) in federation.server.items()})
+            held = label_counts(federation)
+            if held is not None:
+                self.store.set_fact("labels", held)
+            self.store.set_fact("server", {split: len(y) for split, (_, y) in federation.server.items()})
 
     def _record_test_labels(self, federation: Federation, seed: int) -> None:
         """Record the labels of a seed's test examples if they are not those of the run: guessing depends on them."""

@@ -434,7 +434,7 @@ def _nearest(measured: Ints, places: Floats) -> Ints:
 def label_distribution(run: RunData) -> CaptionedFigure | None:
     """How many examples of each label each client has."""
     known = run.facts.get("labels")
-    if not known:
+    if not known or not known["counts"]:
         return None
     clients, classes = _evenly(np.arange(len(known["counts"]))), known["classes"]
     counts = np.array(known["counts"])[clients]

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
 from fedloom.data.split import SPLITS
-from fedloom.errors import FedloomError
 from fedloom.experiment import unequal_weights
 from fedloom.experiment.round_rows import LEFT_OUT, OUTLIER
-from fedloom.privacy.table import PrivacyTable
-from fedloom.privacy.words import doubts
-from fedloom.results import headline, wide_intervals
+from fedloom.results import wide_intervals
 from fedloom.results.badly_served import in_words
 from fedloom.results.clients_of_seeds import about_data, coarse_calibration, small_tests, training_sizes, undefined
 from fedloom.results.comparisons import PHASES, Comparison, comparisons, main_comparison
@@ -34,7 +30,8 @@ from fedloom.results.weighted_means import another_leads_by_examples
 FEW_SEEDS = 6
 ABSENT = ("late", "gone", "refused", "failed", "revoked")  # why clients of a network did not answer
 FAR_ABOVE_GUESSING = 10
-MANY_CLASSES = 1000  # the assumed number of classes where it is not known, as on a network
+MANY_CLASSES = 1000  # the assumed number of classes where it is not known
+DIVERGED = ("diverged_far", "noise_won", "diverged")  # the most serious first
 
 
 def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
@@ -44,7 +41,7 @@ def cautions(run: RunData, labels: Collection[str] | None = None) -> list[str]:
         *(partial(in_words, whole=run), another_leads_by_examples, _same_weights, _overfitting, easy_own_tests),
         *(left_behind, _imitations, _loss_of_batches, _chosen_on_test, about_seeds, small_tests),
         *(coarse_calibration, misses_most, undefined, _incomparable, _withheld),
-        *(_weak_privacy, partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
+        *(partial(_data, others={*run.labels} - {*(labels or run.labels)}), _network),
     )
     about = run if labels is None else run.of_algorithms(labels)
     return [caution for check in checks for caution in check(about)]
@@ -143,43 +140,62 @@ def _absent(run: RunData) -> Iterator[str]:
 
 def _diverged(run: RunData) -> Iterator[str]:
     """A loss that ends far above its own lowest value, or far above that of guessing."""
-    classes = len((run.facts.get("labels") or {}).get("classes") or ()) or MANY_CLASSES
-    of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
-    guess = math.log(max(classes, 2)) if of_classes else math.inf
-    when = "" if run.has_server_test else " after local training"
-    far, noisy, risen = dict[str, float](), dict[str, float](), dict[str, float]()
+    found: dict[tuple[str, str], dict[str, str]] = {}  # the sentence and the loss → label → what to say of it
     for label in run.labels:
-        curves = {seed: values for seed, (_, values) in headline.curves(run, label, "loss").items()}
-        ratios = [_rise(run, label, seed, values) for seed, values in curves.items()]
-        worst = max((float(values[-1]) for values in curves.values()), default=0.0)
-        if worst > guess and run.has_secret_noise and run.facts.get("rounds"):
-            noisy[label] = worst
-        elif worst > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
-            far[label] = worst
-        elif ratios and max(ratios) > 2:
-            risen[label] = max(ratios)
-    if far:
-        losses = ", ".join(f"{loss:.3g}" for loss in far.values())
-        yield say("caution", "diverged_far", labels=", ".join(far), when=when, losses=losses, guess=guess)
-    if noisy:
-        losses = ", ".join(f"{loss:.3g}" for loss in noisy.values())
-        yield say("caution", "noise_won", labels=", ".join(noisy), when=when, losses=losses, guess=guess)
-    if risen:
-        ratio_list = ", ".join(f"{ratio:.1f}" for ratio in risen.values())
-        yield say("caution", "diverged", labels=", ".join(risen), when=when, ratios=ratio_list)
+        verdicts = [(*said, when) for when, seeds in _losses(run, label) if (said := _verdict(run, seeds)) is not None]
+        if verdicts:
+            worst, number, when = min(verdicts, key=lambda one: DIVERGED.index(one[0]))
+            found.setdefault((worst, when), {})[label] = number
+    for name, when in sorted(found, key=lambda one: DIVERGED.index(one[0])):
+        labels, numbers = (", ".join(some) for some in (found[name, when], found[name, when].values()))
+        yield say("caution", name, labels=labels, when=when, numbers=numbers, guess=_guess(run))
 
 
-def _rise(run: RunData, label: str, seed: int, curve: Floats) -> float:
-    """How many times as high as its lowest value a loss ended; 0 if too few rounds are known.
-
-    Means over other clients in every round say nothing about that: each client is compared with itself.
-    """
-    curves = [curve]
-    if not run.has_server_test and run.leaves_out_clients("post_fit"):
+def _losses(run: RunData, label: str) -> Iterator[tuple[str, dict[int, tuple[float, float]]]]:
+    """Which test loss → seed → where it ended, and how many times as high as its lowest value."""
+    of_model, at_clients = dict[int, tuple[float, float]](), dict[int, tuple[float, float]]()
+    for seed in run.seeds:
+        _, curve = run.server_values(label, seed, "loss")
+        if len(curve):
+            of_model[seed] = float(curve[-1]), _rise([curve])
         known = run.client_values(label, seed, "post_fit", "loss")
-        curves = [known.values[known.clients == client] for client in known.last_round().clients]
+        if len(known):
+            curves = [known.by_round().mean]
+            end = float(curves[0][-1])
+            if run.leaves_out_clients("post_fit"):  # means over other clients in every round say nothing about a rise
+                curves = [known.values[known.clients == client] for client in known.last_round().clients]
+            at_clients[seed] = end, _rise(curves)
+    yield " of the global model", of_model
+    yield " after local training", at_clients
+
+
+def _rise(curves: Sequence[Floats]) -> float:
+    """How many times as high as their lowest value losses ended; 0 if too few rounds are known."""
     rises = [float(one[-1] / one.min()) for one in curves if len(one) > 2 and one.min() > 0]
     return median(rises) if rises else 0.0
+
+
+def _verdict(run: RunData, seeds: Mapping[int, tuple[float, float]]) -> tuple[str, str] | None:
+    """What is wrong with a loss, and its number: the mean if noise may be why, otherwise that of the worst seed."""
+    if not seeds:
+        return None
+    ends, rises = ({seed: pair[place] for seed, pair in seeds.items()} for place in (0, 1))
+    mean, guess, several = fmean(ends.values()), _guess(run), len(run.seeds) > 1
+    highest, steepest = max(ends, key=ends.__getitem__), max(rises, key=rises.__getitem__)
+    if mean > guess and run.has_secret_noise and run.facts.get("rounds"):
+        return "noise_won", f"{mean:.3g}" + (f" (mean over {_seeds(len(ends))})" if several else "")
+    if ends[highest] > FAR_ABOVE_GUESSING * guess:  # even if it was as high from the first round on
+        return "diverged_far", f"{ends[highest]:.3g}" + (f" (seed {highest})" if several else "")
+    if rises[steepest] > 2:
+        return "diverged", f"{rises[steepest]:.1f}" + (f" (seed {steepest})" if several else "")
+    return None
+
+
+def _guess(run: RunData) -> float:
+    """The loss of guessing all classes alike; infinite if the loss is in other units."""
+    classes = len((run.facts.get("labels") or {}).get("classes") or ()) or MANY_CLASSES
+    of_classes = (run.description.get("task") or {}).get("loss") in ("cross_entropy", "bce")
+    return math.log(max(classes, 2)) if of_classes else math.inf
 
 
 def _same_weights(run: RunData) -> Iterator[str]:
@@ -365,17 +381,6 @@ def about_algorithms(run: RunData, others: Collection[str]) -> Iterator[str]:
         else:
             merged.setdefault(text, [])
     yield from (f"{', '.join(labels)}: {text}" if labels else text for text, labels in merged.items())
-
-
-def _weak_privacy(run: RunData) -> Iterator[str]:
-    """A protection that protects hardly anybody, at sites; what a simulation has of it is among `_data`."""
-    if run.is_network:
-        drawn, many = run.known_sampling, len(run.clients)
-        cohort = drawn.steady_size(many) if drawn is not None and many else None
-        with suppress(FedloomError):  # a table of a later version
-            sizes = [client["train"] for client in run.clients if client["train"]]  # a secure sum hides them
-            table = PrivacyTable(**(run.description.get("privacy") or {}))
-            yield from doubts(table, many, min(sizes, default=None), cohort=cohort)
 
 
 def _network(run: RunData) -> Iterator[str]:

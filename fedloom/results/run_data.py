@@ -118,6 +118,11 @@ class RunData:
         return self.is_network and "secure_aggregation" in (self.description.get("privacy") or {})
 
     @property
+    def server_tests(self) -> int:
+        """How many test examples the server itself holds; 0 if it has none, or if that is not known."""
+        return int((self.facts.get("server") or {}).get("test", 0))
+
+    @property
     def wanted_metrics(self) -> list[str]:
         """The metrics as the experiment names them, or as they were chosen."""
         return _wanted_metrics(self.description) or [name for name in self.metrics if name != "loss"]
@@ -383,7 +388,7 @@ class RunData:
 
     def server_holds(self, split: str) -> bool:
         """Whether the server has a split of its own; if not, what it measures is the union of the clients'."""
-        held = self.facts.get("server")  # not recorded on a network, where the server has no clients' data to unite
+        held = self.facts.get("server")  # earlier versions did not record it on a network
         return held is None or bool(held.get(split))
 
     def costs(self, label: str, seed: int) -> RoundCosts:

@@ -55,6 +55,8 @@ def overview(run: RunData) -> Iterator[Table]:
         labels = [label for label in run.labels if any(label in one.values for one in found)]
         if labels:
             name, title, note = f"overview_{metric}", f"Results: {run.metric(metric).title}", _overview_note(found)
+            if run.server_tests and any(one.key == "server_test" for one in found):
+                note += " " + say("note", "server_test", count=run.server_tests)
             if run.result.rule != "final":
                 note = f"{note} {headline.unlike_rounds(run, metric)}".rstrip()
             spreads = {label: [spread(list(one.values.get(label, {}).values())) for one in found] for label in labels}

@@ -49,9 +49,9 @@ class Guess:
 def no_better_than_guessing(run: RunData) -> Iterator[str]:
     """Algorithms that are not clearly more often right than one that always predicts the same label."""
     held, found = run.facts.get("labels"), comparisons(run, "accuracy")
-    if run.is_network and not held and found and found[0].key in PHASES and run.main_metric == "accuracy":
-        yield say("caution", "base_rate_unknown")
     tested = _tested(run, found[0].key) if held and found else []
+    if run.is_network and found and not tested and run.main_metric == "accuracy":
+        yield say("caution", "base_rate_unknown")
     if not held or not tested:
         return
     guess, labels = Guess.of(held["classes"], tested), dict[str, list[str]]()
@@ -84,9 +84,11 @@ def _tested(run: RunData, key: str) -> list[Floats]:
 
 
 def _groups(run: RunData, key: str, held: Mapping[str, Any]) -> Floats:
-    if key == "server_test" and (run.facts.get("server") or {}).get("test"):
-        return np.array([held["server"]], dtype=np.float64) if held.get("server") else np.empty((0, 0))
-    counts = np.array(held.get("tested", held["counts"]), dtype=np.float64)  # earlier versions have only the latter
+    """One row for each group with test examples; none where nobody counted them, as at the clients of a network."""
+    of_server = key == "server_test" and run.server_tests > 0
+    # earlier versions have all examples instead of those that are tested
+    rows = [held.get("server") or []] if of_server else held.get("tested", held["counts"])
+    counts = np.array(rows, dtype=np.float64, ndmin=2)
     counts = counts if key in PHASES else counts.sum(axis=0, keepdims=True)
     return np.array(counts[counts.any(axis=1)])
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from fedloom.data.build import federate
-from fedloom.data.describe import describe, missing_table, table
+from fedloom.data.describe import describe, label_counts, missing_table, table
 from fedloom.data.federation import Dataset, Federation
 from fedloom.data.preprocessing import Column, Preprocessing, columns_named
 
@@ -180,6 +180,20 @@ def test_the_table_says_what_the_server_holds() -> None:
     text = rendered(federate(data, clients=2, server={"test": 4, "validation": 6}))
     assert "2 clients, 20 examples, 2 classes" in text
     assert "The server holds 4 test examples and 6 validation examples" in text
+
+
+def test_labels_of_the_server_are_counted_also_where_those_of_clients_are_not() -> None:
+    data = Dataset(torch.zeros(30, 1), torch.arange(30) % 3, classes=("a", "b", "c"))
+    many = federate(data, clients=20, server=9)
+    held = torch.bincount(many.server["test"][1], minlength=3).tolist()
+    assert sum(held) == 9
+    unknown = {"classes": ["a", "b", "c"], "counts": [], "tested": [], "server": held}
+    assert label_counts(many, most=19) == unknown
+    assert label_counts(replace(many, x=torch.empty(0), y=torch.empty(0))) == unknown  # as at a coordinator
+    odd = {"test": (torch.zeros(4, 1), torch.tensor([0.0, 1.0, 1.0, -100.0]))}  # numbers for classes, and one ignored
+    found = label_counts(replace(many, server=odd))
+    assert found is not None
+    assert found["server"] == [1, 2, 0]
 
 
 def test_the_table_is_cut_and_fits_eighty_columns() -> None:

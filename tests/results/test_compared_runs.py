@@ -307,7 +307,7 @@ def test_cautions_about_the_numbers_of_compared_algorithms_are_repeated(comparis
     run = combine([comparison, other])
     (diverged,) = (text for text in cautions(run) if "may diverge or overfit" in text)
     assert diverged.startswith(
-        "fedavg (other), pooled (other) may diverge or overfit: the test loss ended 3.0, 3.0 times"
+        "fedavg (other), pooled (other) may diverge or overfit: the test loss of the global model ended 3.0 (seed 1), "
     )
     (few,) = (text for text in cautions(run.choose(["fedavg"])) if "may diverge or overfit" in text)
     assert few.startswith("fedavg (other) may")  # the others are not compared

@@ -71,7 +71,9 @@ def test_many_clients_are_thinned_out_evenly() -> None:
 @pytest.mark.parametrize("make", [figures.pooled_curve, figures.label_distribution], ids=["pooled", "labels"])
 def test_a_figure_without_numbers_is_left_out(make: Callable[[RunData], object], run: RunData) -> None:
     assert make(run) is not None
-    assert make(RunData(run.folder, {}, run.metrics, run.clients, {})) is None
+    elsewhere = {"labels": {"classes": ["alive", "dead"], "counts": [], "tested": [], "server": [3, 4]}}  # on a network
+    for facts in ({}, elsewhere):
+        assert make(RunData(run.folder, {}, run.metrics, run.clients, facts)) is None
 
 
 def test_an_algorithm_has_one_colour_in_all_figures(run: RunData) -> None:

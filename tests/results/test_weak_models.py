@@ -100,7 +100,9 @@ def test_without_counts_of_labels_an_accuracy_on_a_network_is_not_left_uncomment
         assert said(unknown, network=True)
         assert not said(known, network=True)
         assert not said(unknown, network=False)
-    assert not said(unknown, network=True)  # the main number is about data that the server holds
+    assert said(unknown, network=True)  # an earlier version did not count the labels of the server's own data
+    own = {"classes": ["alive", "dead", "gone"], "counts": [], "tested": [], "server": [4, 3, 3]}
+    assert not said(replace(unknown, facts={**unknown.facts, "labels": own, "server": {"test": 10}}), network=True)
 
 
 @pytest.mark.parametrize(

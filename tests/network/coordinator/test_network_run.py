@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from fedloom.data.preprocessing import Column, Preprocessing
 from fedloom.errors import InputError
@@ -20,7 +21,11 @@ from fedloom.network.protocol.rejection import Rejected
 from fedloom.network.protocol.signatures import Signer
 from fedloom.network.protocol.token import Token
 from fedloom.results.comparisons import comparisons
+from fedloom.results.model_card import write_card
+from fedloom.results.report import html
+from fedloom.results.report_warnings import cautions
 from fedloom.results.run_data import RunData
+from fedloom.results.tables import all_tables
 from tests.conftest import slow_after
 from tests.network.conftest import EXPERIMENT, HELLO, InProcessRun, in_process, serial_weights, weights
 
@@ -85,6 +90,35 @@ def test_all_data_of_the_file_may_be_the_servers(tmp_path: Path) -> None:
     assert len(run.plan.federation(1).server["test"][1]) == 1797
     assert run.run(Silent()).status == "done"
     assert comparisons(RunData.read(tmp_path / "net"), "accuracy")[0].key == "server_test"
+
+
+def test_a_private_run_that_learnt_nothing_says_so_and_on_how_many_examples(tmp_path: Path) -> None:
+    """Nothing leaves the clients, so the server's own test examples are all that there is."""
+    values = {
+        **EXPERIMENT,
+        "rounds": 1,
+        "data": {**EXPERIMENT["data"], "server": 50},
+        "task": {"model": "digits_mlp", "metrics": ["accuracy"]},
+        "train": {"lr": 1e-6},
+        "algorithm": {"fedavg": {"weights": "uniform"}},
+        "privacy": {"secure_aggregation": {}, "example_dp": {"epsilon": 4.0}},
+    }
+    served = InProcessRun(tmp_path / "net", values, {}, {}, {}, {}, max_examples=2000)
+    result = served.run(Silent())
+    run = RunData.read(tmp_path / "net")
+    tested = torch.bincount(served.plan.federation(1).server["test"][1], minlength=10).tolist()
+    assert run.facts["server"] == {"test": 50}
+    assert run.facts["labels"] == {"classes": [*"0123456789"], "counts": [], "tested": [], "server": tested}
+    found = cautions(run)
+    assert sum("better than always predicting" in text for text in found) == 1
+    assert sum("a sum may be over only 3 clients" in text for text in found) == 1
+    assert len({*found}) == len(found)
+    (tmp_path / "model.pt2").write_bytes(b"a model")
+    card = write_card(result, tmp_path, [tmp_path / "model.pt2"])
+    assert card is not None
+    for text in (html(run, [], all_tables(run)), card.read_text()):
+        assert "server itself holds: 50." in text
+        assert text.count("a sum may be over only 3 clients") == 1
 
 
 def test_a_virtual_clock_is_not_for_a_network(tmp_path: Path) -> None:
