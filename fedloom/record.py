@@ -141,7 +141,7 @@ def explain(record: type[BaseModel], error: ValidationError) -> InputError:
     alternatives = [_problem(detail) for detail in same]
     problems = list(dict.fromkeys(problem.removeprefix("must be ") for problem, _ in alternatives))
     start = "must be " if alternatives[0][0].startswith("must be ") else ""
-    advice = alternatives[-1][1] + next(filter(None, map(_unquoted, same)), "")
+    advice = alternatives[-1][1] + next((hint for one in same if (hint := _unquoted(one))), "")
     return ParameterError(record.__name__, name, start + " or ".join(problems), advice)
 
 

@@ -270,6 +270,14 @@ def test_a_key_of_an_algorithm_that_is_not_in_the_file_adds_it(file: Path, tmp_p
     assert found.unchanged == ("fedavg", "local")
 
 
+def test_a_key_that_one_algorithm_needs_changes_no_other(file: Path, tmp_path: Path) -> None:
+    changes = {"seeds": [1], "rounds": 1, "algorithm.mine.weights": "uniform"}
+    found = sweep(file, parse_over(["algorithm.mine.name=fedavg,fedprox"]), changes=changes, out=tmp_path / "s")
+    assert found is not None
+    assert {trial.label for trial in found.trials} == {"mine"}
+    assert found.unchanged == ("fedavg", "local")
+
+
 def test_settings_with_other_algorithms_are_refused(file: Path) -> None:
     with pytest.raises(InputError, match="the same algorithms in all settings"):
         sweep(file, parse_over(["algorithm={fedavg={}},{fedprox={}}"]))

@@ -307,3 +307,15 @@ def test_the_stream_says_once_why_a_run_cannot_be_read_and_goes_on(tmp_path: Pat
     _, wrong, then = asyncio.run(listen())
     assert "run.db" in json.loads(wrong.removeprefix("data: "))["error"]
     assert heard(then) == (True,)
+
+
+def test_the_shadow_where_a_table_goes_on_is_darker_than_the_page_and_hides_no_number() -> None:
+    css = (Path(watch_app.__file__).parent / "static" / "watch.css").read_text()
+    themes = [dict(re.findall(r"--(paper|shade): #(\w+);", line)) for line in css.splitlines() if "--shade: " in line]
+    assert len(themes) == 2
+    for theme in themes:
+        assert int(theme["shade"][0] * 2, 16) < int((theme["paper"] * 2)[:2], 16)
+    (padding,) = re.findall(r"th, td \{ padding: \d+px (\d+)px", css)
+    widths = re.findall(r"(\d+)px 100% no-repeat scroll", css)
+    assert len(widths) == 2
+    assert all(int(width) <= int(padding) for width in widths)

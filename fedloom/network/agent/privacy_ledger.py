@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -148,13 +148,19 @@ class SitePrivacy:
 
         What a client has spent in this run is part of what it needs for it. Rounds that begin again are not foreseen.
         """
-        allowed = self.policy.max_total_epsilon
-        if allowed is None or not clients or not self.plan.rounds:
+        allowed, examples = self.policy.max_total_epsilon, self.plan.privacy.example_dp
+        if not clients or not self.plan.rounds or (allowed is None and examples is None):
             return
         federations, found = {seed: self.plan.federation(seed) for seed in self.plan.seeds}, []
-        for client in clients:
+        sizes = {
+            client: {seed: int(one.sizes("train")[client]) for seed, one in federations.items()} for client in clients
+        }
+        needs = {client: self.planned(examples) for client, examples in sizes.items()}
+        self._check_mixture(needs.values())
+        if allowed is None:
+            return
+        for client, planned in needs.items():
             name = federations[self.plan.seeds[0]].name(client)
-            planned = self.planned({seed: int(one.sizes("train")[client]) for seed, one in federations.items()})
             spent, here = self.spent(name), self.spent(name, self.run)
             found.append((self.total(spent - here + (here | planned)), name, spent, planned))
         total, name, *others = max(found, key=lambda one: one[0])
@@ -175,6 +181,19 @@ class SitePrivacy:
             yield f"How many rounds clients here answer is not known: {unknown}."
         if total > allowed:
             yield "Caution: this agent refuses rounds that would take the ε of all runs beyond what is allowed."
+
+    def _check_mixture(self, needs: Iterable[Counter[Mechanism]]) -> None:
+        """Refuse cells whose noise is together too little to end the run: that of each is made as if all were alike."""
+        table, dp = self.plan.privacy.example_dp, self.plan.privacy.dp
+        if table is None or dp is not None or _unknown(self.plan):  # other noise has a ledger of its own
+            return
+        for planned in needs:
+            if len(planned) > 1 and (spent := accounting.epsilon(planned, table.delta).value) > table.epsilon:
+                raise Refused(
+                    f"its algorithms or seeds need different noise, and together they cost ε = {spent:.4g}, more "
+                    f"than the {table.epsilon:g} that the run announces. Give all algorithms the same batch_size and "
+                    "epochs, or serve them as runs of their own"
+                )
 
     def total(self, spent: Counter[Mechanism]) -> float:
         """Return the ε of what was spent, of any kind. All kinds of noise hide single examples.

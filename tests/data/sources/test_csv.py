@@ -137,7 +137,7 @@ def test_long_tables_are_read_in_blocks(tmp_path: Path) -> None:
         (TABLE, {"client": "user"}, "no column 'user'.*Did you mean 'User'"),
         (TABLE, {"drop": ["Users"]}, "no column 'Users'.*Did you mean 'User'"),
         (TABLE, {"drop": ["User", "X0", "Y0"]}, "no feature columns besides Class, User, X0, Y0"),
-        ("Class,a\n1,\n", {}, "Line 2 of .* has an empty cell in column 'a'.*fill = \"zero\" or a number"),
+        ("Class,a\n1,\n", {}, "Line 2 of .* has an empty cell in column 'a'.*fill = \"mean\" beside"),
         ("Class,a\n1,nan\n", {}, "Line 2 of .* has 'nan' in column 'a', which is not a finite number"),
         ("Class,a\n1,1e999\n", {}, "Line 2 of .* has '1e999' in column 'a'"),
         ("Class,a\n1,1e39\n", {}, "Line 2 of .* has '1e39' in column 'a'"),

@@ -152,9 +152,11 @@ SHARES = PrivacyTable(
 )
 
 
-def planned(folder: Path, table: PrivacyTable, run: str, cohort: Sampling = Sampling(), **policy: Any) -> SitePrivacy:
+def planned(
+    folder: Path, table: PrivacyTable, run: str, cohort: Sampling = Sampling(), batch: int = 40, **policy: Any
+) -> SitePrivacy:
     """A run of three rounds of two algorithms, at a site with one client that has 120 training examples."""
-    algorithms = {"a": fl.FedAvg(lr=0.1, batch_size=40), "b": fl.FedProx(lr=0.1, batch_size=40)}
+    algorithms = {"a": fl.FedAvg(lr=0.1, batch_size=40), "b": fl.FedProx(lr=0.1, batch_size=batch)}
     federation = SimpleNamespace(name=lambda client: "kerry", sizes=lambda split: [120])
     plan: Any = SimpleNamespace(
         privacy=table,
@@ -201,6 +203,18 @@ def test_what_is_said_before_a_run_is_what_its_last_round_comes_to(tmp_path: Pat
     (line,) = enough.check_total([0])
     assert f" {total:.4g} together, " in line
     answer(enough)
+
+
+def test_algorithms_whose_noise_is_together_too_little_are_refused_before_they_train(tmp_path: Path) -> None:
+    """The noise of each algorithm is made as if the other one had the same batches."""
+    mixed = planned(tmp_path, EXAMPLES, "run1", batch=5)
+    with pytest.raises(Refused, match="the run announced 8"):  # as late as in the last round
+        answer(mixed)
+    with pytest.raises(
+        Refused, match=r"together they cost ε = 8\.0\d+, more than the 8 .* the same batch_size and epochs"
+    ):
+        list(mixed.check_total([0]))
+    assert list(planned(tmp_path, EXAMPLES, "run1").check_total([0])) == []
 
 
 def test_a_run_that_is_resumed_does_not_count_its_rounds_twice(tmp_path: Path) -> None:
