@@ -134,6 +134,12 @@ def summarize(file: File, to: Annotated[Path, typer.Option(metavar="PATH")], for
     dataset, data = load_dataset(experiment, at_site=True), experiment.data
     seed = experiment.seeds[0] if data.seed == "run" else data.seed
     federation = divided(dataset, partition=data.partition, split=data.split, seed=seed)
+    if isinstance(data.normalize, Mapping):
+        say(
+            "Caution: [data] normalize has bounds, which need no agreement: with the file that sites agree on, means "
+            "and deviations scale the data instead, and these leave each site without noise. Without such a file, give "
+            "every site the same bounds and the same table of categories."
+        )
     summary = Summary.of(federation, dataset.missing, _site(read_toml(file)))
     summary.write(to)
     whose = f"{federation.clients} client(s)" + (f" of {summary.site}" if summary.site else "")

@@ -125,7 +125,8 @@ def normalized(
         mean, std = everybody.numbers()
         result = everybody.apply(x, scale)
         reach = None if agreed else _reach(federation, result, train)
-        fitted = federation.preprocessing.replace(mean=mean, std=std, reach=reach)
+        bounds = {} if agreed is None else agreed.bounds
+        fitted = federation.preprocessing.replace(mean=mean, std=std, reach=reach, bounds=bounds)
         whose = federation.scaled_by if agreed else EVERYBODY
         return replace(federation, x=result, server=server, scale=1.0, preprocessing=fitted, scaled_by=whose)
     result = torch.empty(x.shape, dtype=torch.float32)
@@ -177,7 +178,9 @@ def between(bounds: Mapping[str, Sequence[float]], federation: Federation) -> Pr
             known = f"Known: {', '.join(names[:10])}{', …' if len(names) > 10 else ''}."
             raise InputError(f"[data] normalize: there is no feature '{name}'. {known}{nearest(name, names)}")
         middle[names.index(name)], half[names.index(name)] = (low + high) / 2, (high - low) / 2
-    fitted: Preprocessing = federation.preprocessing.replace(mean=tuple(middle.tolist()), std=tuple(half.tolist()))
+    given = {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
+    numbers = {"mean": tuple(middle.tolist()), "std": tuple(half.tolist())}
+    fitted: Preprocessing = federation.preprocessing.replace(bounds=given, **numbers)
     return fitted
 
 

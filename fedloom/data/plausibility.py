@@ -134,6 +134,10 @@ def _never_measured(federation: Federation, where: str) -> Iterator[str]:
         counts = np.diff(np.append(0, np.cumsum(known))[bounds])
         filled, absent = counts > sizes / 2, counts == 0
         rows, instead = "all rows", "the mean over the other clients"
+        if fitted.bounds and federation.gaps is not None:  # where 0 may also be a value
+            counts = sizes - federation.gaps[:, fitted.columns.index(column)]
+            filled, absent = counts > sizes / 2, counts == 0
+            instead = fitted.stands_for_missing(column.features[0])
         if fitted.clients:  # a client's only value is 0, too
             first = fitted.features.index(column.features[0])
             absent = ~np.isfinite([fitted.clients[name][1][first] for name in names])
@@ -231,7 +235,7 @@ def _unit_of_clients(
 
 def _unit_of_site(preprocessing: Preprocessing, name: str, place: int, one: Numbers) -> Iterator[str]:
     """Compare a site's values with what all sites agreed on; where nobody else has data, the two are the same."""
-    if preprocessing.clients or len(preprocessing.mean) <= place or len(one) < FEWEST_KNOWN:
+    if not preprocessing.has_training_means or len(preprocessing.mean) <= place or len(one) < FEWEST_KNOWN:
         return
     moments = {"all sites": (preprocessing.mean[place], preprocessing.std[place]), "this site": (one.mean(), one.std())}
     typical = {who: (mean, np.hypot(mean, std), std) for who, (mean, std) in moments.items()}

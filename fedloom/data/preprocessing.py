@@ -137,7 +137,7 @@ class Preprocessing(JsonFile):
     """What turns a new example into a model's input, and the model's output into an answer."""
 
     what = "preprocessing"
-    if_any = ("optional", "untrained", "doubts", "convert")
+    if_any = ("optional", "untrained", "doubts", "convert", "bounds")
 
     columns: tuple[Column, ...] = ()
     """The columns of a table that are features, in order; none if examples are not rows of a table."""
@@ -157,6 +157,8 @@ class Preprocessing(JsonFile):
     """The mean of every feature, which is subtracted; none without normalisation."""
     std: Numbers = ()
     """The standard deviation of every feature, which divides it."""
+    bounds: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """The bounds of features, if the middle and half of the width of these are the mean and the deviation above."""
     clients: dict[str, tuple[Numbers, Numbers]] = Field(default_factory=dict)
     """The mean and standard deviation of every feature at each client, if clients normalise by their own."""
     reach: tuple[Numbers, Numbers] | None = None
@@ -213,6 +215,17 @@ class Preprocessing(JsonFile):
                 follows = "predictions are in the unit that this gave"
             said.append(f"{column} was multiplied when the training data was read ({', '.join(parts)}): {follows}.")
         return said
+
+    @property
+    def has_training_means(self) -> bool:
+        """Whether `mean` and `std` are those of training examples, and not made of bounds."""
+        return bool(self.mean) and not self.bounds
+
+    def stands_for_missing(self, feature: str) -> str:
+        """Say what the model gets where a feature is missing."""
+        if not self.bounds:
+            return "the mean of its training data"
+        return "the middle of its bounds" if feature in self.bounds else "0"
 
     @property
     def untouched(self) -> list[int]:

@@ -181,7 +181,9 @@ def run_plan(
         seeds = list(dict.fromkeys([*(cell.seed for cell in cells), *new]))  # that have something to compute
         begun = next((cell for cell in [*cells, *old] if cell.has_begun()), None)
         if seeds and begun is not None and connect is None:  # a refusal changes nothing
-            begun.check_continues(store)  # other seeds have the same source of data
+            begun.check_continues(store)
+            for seed in (seed for seed in seeds if plan.draws_data and seed in had):
+                check_same_data(store, plan.federation(seed), seed, own_data=True)
             check_start(plan, seeds)
             checked = True
         if not seeds and connect is None:

@@ -215,7 +215,11 @@ def check_same_data(store: Store, federation: Federation, seed: int, own_data: b
     recorded = {key: value for key, value in store.facts().items() if key.startswith(DATA_OF_SEED)}
     first = None if own_data else next(iter(recorded.values()), None)
     if recorded.get(f"{DATA_OF_SEED}{seed}", first) not in (None, federation.fingerprint):
-        raise StoreError(f"The data has changed since this run began. Use {FRESH} to start over with the new data.")
+        where = f", in seed {seed}" if own_data else ""
+        raise StoreError(
+            f"The data has changed since this run began{where}. Restore it to continue, or use {FRESH} to start over "
+            "with the new data."
+        )
 
 
 def _described(plan: Plan) -> Any:

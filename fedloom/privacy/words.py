@@ -185,6 +185,7 @@ def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[
     given = data if isinstance(data, Mapping) else {}  # otherwise a Python program made the data
     shares = given.get("normalize") == "federated" or given.get("scale_target") or given.get("preprocessing")
     agreed = given.get("preprocessing")
+    learns_categories = isinstance(given.get("categorical"), (list, tuple)) and bool(given["categorical"])
     if shares and (table.dp is not None or table.example_dp is not None):
         one = "example" if table.dp is None else "client"
         what = "A site's summary for `fedloom data agree` gives" if agreed else "The sums that scale the data give"
@@ -193,18 +194,20 @@ def outside(table: PrivacyTable, data: Any, at_sites: bool = False) -> Iterator[
             f"ε is about training. {what} means and variances without noise{masks}, and one {one} changes how all data "
             "is scaled: ε does not cover this."
         )
-    elif (shares or given.get("categorical")) and table.secure_aggregation is not None:
-        what = "means and variances" if agreed else "sums and sums of squares"
+    elif (shares or learns_categories) and table.secure_aggregation is not None:
+        sums = "means and variances" if agreed else "sums and sums of squares"
+        leave = [f"counts, {sums} of each feature"] if shares else []
+        leave += ["names of categories"] if learns_categories or agreed else []
         yield (
-            "Secure aggregation is about training. Masks do not cover how the data is prepared before it: counts, "
-            f"{what} of each feature, and names of categories, leave each client as they are."
+            "Secure aggregation is about training. Masks do not cover how the data is prepared before it: "
+            f"{', and '.join(leave)}, leave each client as they are."
         )
     if given.get("normalize") == "client" and table.example_dp is not None:
         yield (
             "ε is about training. A client's own examples decide how its data is scaled, so one example changes the "
             "features of the others: ε does not cover this."
         )
-    if isinstance(given.get("categorical"), (list, tuple)) and not agreed and table.example_dp is not None:
+    if learns_categories and not agreed and table.example_dp is not None:
         yield (
             "ε does not cover which categories occur: the model has a feature for each that any example has. A table "
             "in [data] categorical lists those that there may be."

@@ -25,6 +25,7 @@ TITLES = {
     "pooled_pre_fit_test": "before local training, all tests pooled",
     "server_validation": "global model, server's validation data",
 }
+UNTESTED = {"validation": "final model, own validation data"}  # only where nothing was tested, such as to tune
 UNITED = {"server_test": "global model, all clients' tests", "server_validation": "global model, all validation data"}
 _OWN_TESTS = {"post_fit_test": "post_fit", "pre_fit_test": "pre_fit", "test": "final"}
 # the phases of the keys that are about clients
@@ -56,7 +57,7 @@ class Comparison:
         when = words.get(self.rule, f", mean of the last {self.rule.removeprefix('last:')} {rounds}")
         common = WORDS if self.common else ""
         when = "" if self.key in ("universal", "test", "pooled_test") else when
-        return (self.measured_on or TITLES[self.key]) + self.drawn + common + when
+        return (self.measured_on or {**TITLES, **UNTESTED}[self.key]) + self.drawn + common + when
 
     @property
     def title(self) -> str:
@@ -66,14 +67,15 @@ class Comparison:
     @property
     def where(self) -> str:
         """What a claim about several seeds must add: which examples it is about."""
-        return HERE if self.one_split else ""
+        here = HERE.replace("test", "validation") if self.key in UNTESTED else HERE
+        return here if self.one_split else ""
 
 
 def comparisons(run: RunData, metric: str) -> list[Comparison]:
     """All ways in which a metric was measured at the end. Cells that are not finished are left out."""
-    info, found = run.metric(metric), []
-    for key in TITLES:
-        if key.startswith("pooled") and info.is_mean:
+    info, found = run.metric(metric), list[Comparison]()
+    for key in (*TITLES, *UNTESTED):
+        if (key.startswith("pooled") and info.is_mean) or (key in UNTESTED and found):
             continue  # the mean over clients says the same
         values: dict[str, dict[int, float]] = {}
         for cell in finished(run.result.runs):
@@ -91,7 +93,7 @@ def comparisons(run: RunData, metric: str) -> list[Comparison]:
 def measured_on(run: RunData, key: str) -> str:
     """Which model was measured on which examples: a server without data measures on those of all clients."""
     united = key in UNITED and not run.server_holds(key.removeprefix("server_"))
-    return UNITED[key] if united else TITLES[key]
+    return UNITED[key] if united else {**TITLES, **UNTESTED}[key]
 
 
 def _at_common_clients(run: RunData, comparison: Comparison) -> Comparison:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedloom.errors import FedloomError
+from fedloom.experiment.store import OWN_MODELS
 from fedloom.privacy.dp.accounted import Accounted
 from fedloom.privacy.table import PrivacyTable
 from fedloom.privacy.words import EPSILONS, has, lacks, outside
@@ -30,7 +31,7 @@ def what_left(run: RunData, labels: Collection[str] | None = None) -> list[str]:
     except FedloomError as error:  # of a later version
         return [f"This version cannot read the run's [privacy]: {error}"]
     # all algorithms trained on the same data, so what the others spent counts for its people, too
-    claimed = [*_has(run, table), *_spent(run), *outside(table, _shared_data(run), _is_real(run))]
+    claimed = [*_has(run, table), *_spent(run), *_kept(about, table), *outside(table, _shared_data(run), _is_real(run))]
     sent = [_sent(run, label) for label in about.labels]
     sends = not any(sent) or any(map(any, sent))
     return [*_seen(about, table), *_told(table), *_prepared(run), *_bytes(about), *claimed, *lacks(table, sends)]
@@ -201,7 +202,7 @@ def spent(run: RunData, kind: str) -> dict[tuple[str, int], Accounted]:
     for cell in run.cells:
         steps = last(cell, f"{kind}_steps")
         behind = (last(cell, f"{kind}_noise_multiplier"), last(cell, f"{kind}_sampling_rate"))
-        if (epsilon := last(cell, kind)) is not None:
+        if epsilon := last(cell, kind):  # 0 of an algorithm that releases nothing, which noise does not protect
             found[cell] = Accounted(kind, epsilon, delta, *behind, None if steps is None else int(steps), cell[0])
     return found
 
@@ -230,6 +231,20 @@ def _spent(run: RunData) -> Iterator[str]:
                 f"These {len(found)} trained on the same data: a person who sees all of them learns as much as ε = "
                 f"{sum(one.epsilon for one in found.values()):.3g} at δ = {delta:.3g} allows."
             )
+
+
+def _kept(run: RunData, table: PrivacyTable) -> Iterator[str]:
+    """The models that stay at clients: noise is for what leaves them."""
+    if table.dp is None or table.example_dp is not None:
+        return
+    own = {*(run.facts.get(OWN_MODELS) or ())}
+    own |= {label for label in run.labels if (sent := _sent(run, label)) and not any(sent)}
+    labels = [label for label in run.labels if label in own]
+    if labels:
+        yield (
+            f"{', '.join(labels)}: ATTENTION: a client's own model has no noise, and ε says nothing about it. Passing "
+            "it on reveals what it has learnt from this client."
+        )
 
 
 def _by_label(cells: Iterable[tuple[str, int]]) -> dict[str, list[int]]:

@@ -65,7 +65,7 @@ def write_card(result: Result, folder: Path, files: Iterable[Path]) -> Path:
 
 
 def _inputs(preprocessing: Preprocessing) -> Iterator[Sequence[str]]:
-    """One row for each column: its name, its kind, and for scaled numbers what they were in training."""
+    """One row for each column: its name, its kind, and for scaled numbers bounds, or what they were in training."""
     first = 0
     for column in preprocessing.columns[:MOST_INPUTS]:
         count = len(column.categories)
@@ -73,6 +73,9 @@ def _inputs(preprocessing: Preprocessing) -> Iterator[Sequence[str]]:
         known = bool(preprocessing.mean) and not count
         mean, std = (preprocessing.mean[first], preprocessing.std[first]) if known else (0.0, 0.0)
         usual = f"{mean:.4g} ± {std:.3g}" if math.isfinite(std) else "no values"
+        if preprocessing.bounds:
+            low, high = preprocessing.bounds.get(column.name, (0.0, 0.0))
+            known, usual = column.name in preprocessing.bounds, f"{low:g} to {high:g}"
         yield column.name, kind, usual if known else ""
         first += len(column.features)
 

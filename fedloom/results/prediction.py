@@ -154,12 +154,16 @@ class Predictor(nn.Module):
             return []
         parts = torch.split(x, [len(column.features) for column in columns], dim=1)
         empty = [column.name for column, part in zip(columns, parts, strict=True) if part.isnan().all()]
-        said = [f"{name} is empty in all {rows}: the model takes the mean of its training data." for name in empty]
+        instead = self.preprocessing.stands_for_missing
+        said = [f"{name} is empty in all {rows}: the model takes {instead(name)}." for name in empty]
         blank = int(x.isnan().all(dim=1).sum())
         if blank and len(empty) < len(columns):
+            whose = "of means" if self.preprocessing.has_training_means else "of made-up values"
             said.append(
-                f"{blank:,} of {len(x):,} {rows} are empty: their predictions are those of means, not of anybody."
+                f"{blank:,} of {len(x):,} {rows} are empty: their predictions are those {whose}, not of anybody."
             )
+        if self.preprocessing.bounds:  # nothing is known of the training data
+            return said + self._beyond_bounds(x, rows)
         limits = None if reach is None else np.array(reach)
         for place in np.flatnonzero(numeric).tolist():  # one at a time: a file may have many rows
             here = slice(place, place + 1)
@@ -167,6 +171,16 @@ class Predictor(nn.Module):
             name = self.preprocessing.features[place]
             said += other_unit(name, values[:, 0], float(mean[0]), float(std[0]), rows)
             said += unusual([name], values, mean, std, None if limits is None else limits[:, here], rows)
+        return said
+
+    def _beyond_bounds(self, x: Tensor, rows: str) -> list[str]:
+        """Return a sentence for each feature with values beyond the bounds by which it is scaled."""
+        said = []
+        for name, (low, high) in self.preprocessing.bounds.items():
+            values = x[:, self.preprocessing.features.index(name)]
+            beyond = int(((values < low) | (values > high)).sum())
+            if beyond:
+                said.append(f"{name} is beyond its bounds, {low:g} to {high:g}, in {beyond:,} of {len(x):,} {rows}.")
         return said
 
 

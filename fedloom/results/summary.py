@@ -13,6 +13,7 @@ from fedloom.privacy.words import TEST_SET
 from fedloom.results.clients_of_seeds import undefined_at
 from fedloom.results.comparisons import (
     ABOUT_CLIENTS,
+    UNTESTED,
     Comparison,
     best_labels,
     comparisons,
@@ -58,12 +59,14 @@ def table(result: Result, metric: str | None = None) -> Table:
     """
     run = RunData.read(result.folder)
     known = {name for cell in result.runs for name in cell.headline}
-    measured = [name for name in (*result.metrics, "loss") if any(f"{key}_{name}" in known for key in COLUMNS)]
+    ways = (*COLUMNS, *UNTESTED)
+    measured = [name for name in (*result.metrics, "loss") if any(f"{key}_{name}" in known for key in ways)]
     if metric is not None and metric not in measured:
         shown = ", ".join(measured) or "nothing yet"
         raise InputError(f"{result.folder} has no metric '{metric}'. Measured: {shown}.{nearest(metric, measured)}")
     metric = metric or next(iter(measured), "loss")
     columns = {key: title for key, title in COLUMNS.items() if f"{key}_{metric}" in known}
+    columns = columns or {key: title for key, title in UNTESTED.items() if f"{key}_{metric}" in known}
     if "server_test" in columns and not run.server_holds("test"):
         columns["server_test"] = UNITED
     if "test" in columns:
@@ -131,6 +134,8 @@ def _rounds(cells: list[CellResult], all_seeds: list[CellResult]) -> str:
 def _caption(columns: Mapping[str, str], rule: str, unknown: Sequence[str], drawn: bool) -> str:
     words = {"final": "", "best": " Best round of each column, chosen on the data that is shown."}
     when = words.get(rule, f" Mean of the last {rule.removeprefix('last:')} measured rounds.")
+    if columns.keys() <= UNTESTED.keys() and columns:
+        return f"Means over clients, each on its own validation split: nothing was tested.{when}"
     of_clients = columns.keys() - {"server_test"}
     means = "Clients' columns are means over clients, each on its own test split." if of_clients else ""
     training = " " + say("note", "local_training") if {"pre_fit_test", "post_fit_test"} <= columns.keys() else ""

@@ -237,6 +237,8 @@ class NetworkRun:
             self._tell_once(
                 "The sites do not prepare rows by [data] preprocessing, so `fedloom predict` cannot do it here."
             )
+        if server is not None and server.preprocessing.sha256 == roster.data_format.prepared != "":
+            used = server.preprocessing  # nobody agreed on it, and all prepare rows alike, such as by known bounds
         return roster if used is None else replace(roster, preprocessing=used)
 
     def run(self, progress: Progress, should_stop: Callable[[], bool] = lambda: False) -> Result:
