@@ -64,8 +64,14 @@ class Cell:
         loaded = self._load(store)
         if loaded is None or not loaded.ends(self.plan.rounds):
             return False
+        (status,) = (row["status"] for row in store.cells() if row["id"] == self.number)
+        if status == "stopped":  # on its way to more rounds: its model was not measured as a final one
+            raise InputError(
+                f"{self.title} was stopped after round {loaded.snapshot.round}, which was not to be its last: ask for "
+                f"more rounds than that, or use {FRESH} to start over."
+            )
         # the process may have been killed between the last checkpoint and the store's update
-        if not any(row["id"] == self.number and row["status"] == "done" for row in store.cells()):
+        if status != "done":
             store.set_status(self.number, "done", weights_sha256=loaded.extra.get("weights_sha256"))
         self.progress.begin(self.title, self.plan.rounds, self.plan.rounds)
         self.progress.end(self.title)

@@ -339,3 +339,16 @@ def test_columns_that_single_precision_cannot_tell_apart_are_named() -> None:
     assert not any("precision" in text for text in suspicions(Federation.from_arrays(x - 1e9, labels, clients=2)))
     (found,) = Federation.from_arrays(x[:, :1], x[:, 1], clients=2).cautions
     assert found.startswith("the label has values from")
+
+
+def test_with_bounds_a_column_that_a_client_never_filled_in_gets_their_middle(tmp_path: Path) -> None:
+    x = table().assign(hospital=CLIENTS, y=labels(table()))
+    x.loc[CLIENTS == "cork", ["crp", "age"]] = np.nan
+    x.to_csv(tmp_path / "data.csv", index=False)
+    source = Csv(path=tmp_path / "data.csv", label="y", client="hospital", fill="mean")
+    federation = federate(source.load(tmp_path), normalize={"crp": [0, 300]})
+    said = [one for one in suspicions(federation) if "is empty in all" in one]
+    assert said == [
+        "age is empty in all rows of cork: the model gets 0 there.",
+        "crp is empty in all rows of cork: the model gets the middle of its bounds there.",
+    ]

@@ -304,3 +304,17 @@ def test_a_server_that_draws_what_nobody_can_repeat_is_a_caution(
         [] if noise == "key" else ["mine: the server's half, Random.round"]
     )
     assert [text for text in notes if "global generator" in text] == [f"Caution: {text}" for text in said]
+
+
+def test_the_round_in_which_a_run_was_stopped_is_not_its_last_one(
+    federation: fl.Federation, task: fl.Task, tmp_path: Path
+) -> None:
+    """Its model was not measured as a final one."""
+    one = {"fedavg": ALGORITHMS["fedavg"]}
+    stopped = run(federation, task, tmp_path, rounds=5, algorithms=one, seeds=1, should_stop=StopAfter(2))
+    (done,) = (cell.rounds for cell in stopped.runs)
+    with pytest.raises(InputError, match=f"was stopped after round {done}, which was not to be its last: ask for more"):
+        run(federation, task, tmp_path, rounds=done, algorithms=one, seeds=1)
+    more = run(federation, task, tmp_path, rounds=done + 1, algorithms=one, seeds=1)
+    assert more.status == "done"
+    assert "test_accuracy" in more.runs[0].final

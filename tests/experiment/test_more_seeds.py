@@ -158,3 +158,17 @@ def test_findings_of_an_audit_stay_because_they_are_about_the_first_seed(
     digits(tmp_path / "other", [2, 1])
     (tmp_path / "audit.json").rename(tmp_path / "other" / "audit.json")
     assert RunData.read(tmp_path / "other").audit == {}
+
+
+def test_data_of_any_seed_that_has_changed_is_refused_before_another_seed_trains(task: fl.Task, tmp_path: Path) -> None:
+    shifted = 0
+
+    def drawn(seed: int) -> fl.Federation:
+        return small([9, 9, 9], seed=seed + shifted * (seed == 2))
+
+    done = run(drawn, fl.Task(Dense), tmp_path, seeds=[1, 2, 3], rounds=1, algorithms={"fedavg": TWO["fedavg"]})
+    shifted = 100
+    with pytest.raises(StoreError, match=r"data has changed since this run began, in seed 2\. Restore it to continue"):
+        run(drawn, fl.Task(Dense), tmp_path, seeds=[1, 2, 3], rounds=2, algorithms={"fedavg": TWO["fedavg"]})
+    again = fl.load(tmp_path)
+    assert (again.status, again.weights_sha256) == ("done", done.weights_sha256)

@@ -27,7 +27,7 @@ from fedloom.results.run_values import MetricInfo
 from fedloom.results.summary import table as on_screen
 from fedloom.results.table import show
 from fedloom.results.tables import fairness
-from tests.conftest import Logit, federation, two_classes
+from tests.conftest import Dense, Logit, federation, two_classes
 
 
 def test_titles_say_how_the_number_was_chosen() -> None:
@@ -242,3 +242,18 @@ def test_algorithms_that_measured_other_clients_lack_nothing_there(tmp_path: Pat
         )
         database.execute("UPDATE client_metrics SET value = NULL WHERE metric = 'loss' AND phase = 'final'")
     assert main_comparison(RunData.read(tmp_path)) is not None
+
+
+def test_a_run_that_only_validates_is_compared_by_that(tmp_path: Path) -> None:
+    evaluate = fl.Evaluation(splits=("validation",))
+    algorithms = {"slow": fl.FedAvg(lr=0.01), "fast": fl.FedAvg(lr=0.3)}
+    result = fl.run(
+        federation([30] * 3), fl.Task(Dense), algorithms, 1, seeds=2, backend="serial", out=tmp_path, evaluate=evaluate
+    )
+    run = RunData.read(tmp_path)
+    (one,) = comparisons(run, "accuracy")
+    assert one.way == "final model, own validation data"
+    for cell in result.runs:
+        assert one.values[cell.algorithm][cell.seed] == cell.final["validation_accuracy"]
+    shown = on_screen(result)
+    assert shown.caption == "Means over clients, each on its own validation split: nothing was tested."

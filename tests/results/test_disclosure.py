@@ -15,11 +15,12 @@ import fedloom as fl
 from fedloom.algorithms import FedAvg, LocalOnly, Peer
 from fedloom.network.protocol.messages import Hello
 from fedloom.privacy.dp.accounted import Accounted
+from fedloom.privacy.table import DpTable, PrivacyTable
 from fedloom.privacy.words import ADJACENCY
 from fedloom.results import disclosure
-from fedloom.results.disclosure import what_left
+from fedloom.results.disclosure import spent, what_left
 from fedloom.results.run_data import RunData
-from tests.conftest import federation
+from tests.conftest import Dense, federation
 
 AGREED = {"preprocessing": "agreed.json"}
 
@@ -231,3 +232,16 @@ def test_equal_costs_of_seeds_are_one_line_and_few_names_are_listed(
     *spent, behind = said({(f"a{place}", seed): 1.0 for place in range(10) for seed in (1, 2, 3)})
     assert len(spent) == 10
     assert behind.startswith("a0 (3 seeds: 1, 2, 3), a1 (3 seeds: 1, 2, 3), a2 (3 seeds: 1, 2, 3) and 7 more: another")
+
+
+def test_models_that_stay_at_clients_are_not_said_to_be_private(tmp_path: Path) -> None:
+    algorithms = {"alone": fl.LocalOnly(lr=0.1), "fedavg": fl.FedAvg(lr=0.1, weights="uniform")}
+    private = PrivacyTable(dp=DpTable(epsilon=2.0, clip=1.0))
+    fl.run(federation([20] * 4), fl.Task(Dense), algorithms, 2, backend="serial", out=tmp_path, privacy=private)
+    run = RunData.read(tmp_path)
+    found = what_left(run)
+    (kept,) = (text for text in found if "own model has no noise" in text)
+    assert kept.startswith("alone: ATTENTION")
+    assert {label for label, _ in spent(run, "replace_epsilon") | spent(run, "epsilon")} == {"fedavg"}
+    assert not any("alone" in text and "has spent" in text for text in found)
+    assert not any("learns as much as" in text for text in found)  # one cell has spent something

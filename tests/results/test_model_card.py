@@ -235,3 +235,17 @@ def test_metrics_of_one_class_name_it_in_the_card_and_on_the_screen(tmp_path: Pa
     assert "\n| recall_of_0 (alive) | fedavg |" in text
     assert table(result).title == "run: recall_of_0 (alive)"
     assert in_short(RunData.read(result.folder)).endswith(" recall_of_0 (alive)")
+
+
+def test_bounds_are_no_statistics_of_the_training_data(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = result.preprocessing(1).replace(bounds={"age": (18.0, 100.0)})
+    monkeypatch.setattr(Result, "preprocessing", lambda self, seed: bounded)
+    lines = card(result, tmp_path).splitlines()
+    assert "| input | kind | bounds |" in lines
+    assert "| age | number | 18 to 100 |" in lines
+    assert "| crp | number |  |" in lines
+    assert "- A missing value becomes the middle of its bounds, or 0 without bounds." in lines
+    assert not any("standard deviation" in line and "scaled" in line for line in lines)
+    assert any(line.startswith("- Features with bounds are scaled from these to −1 and 1") for line in lines)

@@ -536,3 +536,17 @@ def test_a_column_in_another_unit_is_told_once_about_all_rows(
     caplog.clear()
     predict(made, frame.assign(tsize=frame.tsize * 10))
     assert not caplog.text
+
+
+def test_with_bounds_nothing_is_said_of_means() -> None:
+    columns = (Column(name="age"), Column(name="crp"), Column(name="dose"))
+    fitted = Preprocessing(columns=columns, missing=True, shape=(3,), mean=(50.0, 1000.0, 0.0), std=(50.0, 1000.0, 1.0))
+    fitted = fitted.replace(bounds={"age": (0.0, 100.0), "crp": (0.0, 2000.0)})
+    x = torch.tensor([[30.0, nan, nan]] * 11 + [[130.0, nan, nan]])
+    assert Predictor(nn.Identity(), fitted, torch.float32).cautions(x) == [
+        "crp is empty in all rows: the model takes the middle of its bounds.",
+        "dose is empty in all rows: the model takes 0.",
+        "age is beyond its bounds, 0 to 100, in 1 of 12 rows.",
+    ]
+    small = torch.tensor([[30.0, 5.0 + row, 1.0] for row in range(12)])  # far below the middle of its bounds
+    assert Predictor(nn.Identity(), fitted, torch.float32).cautions(small) == []

@@ -288,6 +288,25 @@ def test_the_coordinator_keeps_the_preprocessing_that_sites_use(tmp_path: Path, 
     assert not any("`fedloom predict` cannot" in text for text in run.said)
 
 
+def test_a_coordinator_with_a_table_of_its_own_keeps_how_all_prepare_it(tmp_path: Path) -> None:
+    """Without a file that sites agreed on, `fedloom predict` takes the coordinator's own way if it is that of all."""
+    for name, shift in (("sites", 0), ("own", 3)):
+        rows = "".join(f"{age},{('icu', 'general')[age % 2]},{(age + shift) % 3 > 0:d}\n" for age in range(20, 80))
+        (tmp_path / f"{name}.csv").write_text(f"age,ward,dead\n{rows}")
+    data = {"source": "csv", "label": "dead", "normalize": {"age": [0, 100]}}
+    data |= {"categorical": {"ward": ["general", "icu"]}}
+    data |= {"partition": {"name": "iid", "clients": 2}}
+    here = {**data, "path": str(tmp_path / "own.csv"), "server": 1.0}
+    at_sites = {**data, "path": str(tmp_path / "sites.csv")}
+    task = {"model": "logistic", "args": {"features": 3, "classes": 2}}
+    run = InProcessRun(tmp_path / "net", {**EXPERIMENT, "rounds": 1, "data": here, "task": task}, {}, {})
+    for table in run.tables:
+        table["data"] = at_sites
+    assert run.run(Silent()).status == "done"
+    kept = Preprocessing.read(tmp_path / "net" / "preprocessing-1.json")
+    assert (kept.bounds, kept.features) == ({"age": (0.0, 100.0)}, ("age", "ward=general", "ward=icu"))
+
+
 def test_a_site_whose_table_lacks_an_optional_column_takes_part(tmp_path: Path) -> None:
     rows = [(age, ("icu", "general")[age % 2], int(age % 3 > 0)) for age in range(20, 80)]
     (tmp_path / "whole.csv").write_text("age,ward,dead\n" + "".join(f"{a},{w},{d}\n" for a, w, d in rows))
