@@ -283,13 +283,29 @@ def what_differs(run: ComparedRuns) -> list[str]:
         before, after = map(_of_both, (first, other))
         if "files" not in before or "files" not in after:  # an earlier version did not record which there were
             before, after = ({k: v for k, v in one.items() if k != "files"} for one in (before, after))
+        before, after, unknown = _of_shared_seeds(first, other, before, after)
         rounds = [_most_rounds(first, first_labels), _most_rounds(other, other_labels)]
         changed = [f"rounds: {rounds[0]} → {rounds[1]}"] if rounds[0] != rounds[1] else []
-        changed += [*differences(before, after), *_own_settings(first, other, labels)]
+        changed += [*differences(before, after), *unknown, *_own_settings(first, other, labels)]
         lines += [f"{first.folder} → {other.folder}: {line}" for line in changed]
         if first.description.get("cohort") != other.description.get("cohort"):
             lines.append("Numbers after local training are about the clients that each run drew, which differ.")
     return lines
+
+
+def _of_shared_seeds(
+    one: RunData, other: RunData, before: dict[str, Any], after: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """Leave out what Python programs recorded of their first seeds only, if these differ, and say what is not known."""
+    first = [run.seeds[0] for run in (one, other)]
+    if first[0] == first[1] or any(isinstance(run.description.get("data"), Mapping) for run in (one, other)):
+        return before, after, []
+    leave = {"values your code uses"} | (set() if _have_other_clients(one, other) else {"data"})
+    before, after = ({key: value for key, value in run.items() if key not in leave} for run in (before, after))
+    for run in (before, after):
+        run["task"] = {key: value for key, value in (run.get("task") or {}).items() if key != "init"}
+    begin = f"they begin with seeds {first[0]} and {first[1]}"
+    return before, after, [f"{begin}, so whether initial weights and values in the model's code differ is not known"]
 
 
 def _most_rounds(run: RunData, labels: Collection[str]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import fedloom as fl
 from fedloom.errors import InputError, StoreError
 from fedloom.experiment.store import Store
 from fedloom.results import figures, tables
@@ -17,6 +18,7 @@ from fedloom.results.comparisons import Comparison
 from fedloom.results.report import _against_others, result_in_words
 from fedloom.results.run_data import RunData
 from fedloom.results.run_values import MetricInfo
+from tests.conftest import Dense, federation
 
 Change = Callable[[Store], None]
 
@@ -476,3 +478,17 @@ def test_algorithms_and_a_baseline_are_chosen_by_name(comparison: Path, other: P
 def test_copies_of_algorithms_that_are_not_chosen_are_not_mentioned(comparison: Path, copy: Path) -> None:
     run = combine([comparison, copy]).choose(["local"])
     assert [line.partition(" is ")[0] for line in what_differs(run)] == ["local"]
+
+
+def test_programs_with_other_first_seeds_are_not_said_to_have_other_data_or_models(tmp_path: Path) -> None:
+    def data(seed: int) -> fl.Federation:
+        return federation([20] * 3, seed=seed)
+
+    def task(seed: int) -> fl.Task:
+        return fl.Task(Dense, seed=seed)
+
+    for name, seeds, lr in (("three", [1, 2, 3], 0.1), ("two", [2, 3], 0.2)):
+        fl.run(data, task, fl.FedAvg(lr=lr), 1, seeds=seeds, backend="serial", out=tmp_path / name)
+    lines = what_differs(combine([tmp_path / "three", tmp_path / "two"]))
+    assert sum("they begin with seeds 1 and 2, so whether initial weights" in line for line in lines) == 1
+    assert not any("has changed" in line for line in lines)
