@@ -260,6 +260,8 @@ def _like_pictures(some: torch.Tensor) -> bool:
 def _how_to_scale(federation: Federation, other_unit: bool) -> str:
     fitted = federation.preprocessing
     if federation.agreed is None:
+        if fitted.bounds:
+            return "Give each of them bounds in [data] normalize, near the values that it has."
         if fitted.mean:
             return "They are scaled by the training rows of all clients, and others are far from them: are these right?"
         if fitted.clients or fitted.reach:  # statistics of very many clients are not kept

@@ -269,9 +269,10 @@ def test_a_table_of_few_people_is_still_told_to_scale() -> None:
             r"Features .* They are scaled by each client's own training rows, .*: normalize = .federated. scales",
         ),
         ("federated", r"Features .* They are scaled by the training rows of all clients, and others are far from them"),
+        ({"thousands": [0, 100]}, r"Features .* Give each of them bounds in \[data\] normalize"),
     ],
 )
-def test_features_that_are_scaled_already_get_other_advice(normalize: str, said: str) -> None:
+def test_features_that_are_scaled_already_get_other_advice(normalize: Any, said: str) -> None:
     income = torch.from_numpy(np.random.default_rng(0).normal(40_000, 9_000, 43)).float()
     owner = np.repeat(["a", "b", "c"], [20, 20, 3])  # the last one trains with a single row
     data = Dataset(torch.stack([income, income / 1000], 1), torch.arange(43) % 2, classes=("x", "y"), client=owner)
