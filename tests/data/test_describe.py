@@ -4,6 +4,7 @@ import io
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
