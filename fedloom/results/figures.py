@@ -381,7 +381,8 @@ def heat_map(run: RunData, metric: str) -> CaptionedFigure | None:
         names = _client_names(run, clients, most=10, length=10)
         _name_clients(axes, clients, names)
     _widen(figure, names, 11)
-    settings = {"pad": 0.01, "fraction": 0.025, "extend": beyond}
+    # the bar's length follows from its width: beside a single panel, it would be too short for its numbers
+    settings = {"pad": 0.01, "fraction": 0.025, "extend": beyond, "aspect": 37 if len(grids) == 1 else 20}
     bar = style.add_colour_bar(figure, image, panels, shorten(f"Test {info.title}", LABEL), **settings)
     style.show_percent(bar, info.percent)
     figure.supxlabel("Round", size=8.5, color=INK)
