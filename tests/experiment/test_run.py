@@ -198,7 +198,7 @@ def test_a_run_that_is_refused_in_a_folder_of_its_own_has_failed(
     result = fl.load(tmp_path)
     assert result.status == "failed"
     assert "there is no file x.csv" in {cell.error for cell in result.runs}
-    assert run(federation, task, tmp_path, rounds=1).status == "done"
+    assert run(federation, task, tmp_path, rounds=2).status == "done"
 
 
 def test_a_setting_that_does_not_exist_is_refused_with_the_nearest_name(
